@@ -1,0 +1,75 @@
+"""One tree of exceptions. Each message is one line: what, where, measured, limit, next step.
+
+    FidelityError
+    ├── RequestError            the request is wrong: exit status 2, nothing written
+    │   ├── UnknownName         a model, latents, option, metric … that nobody registered
+    │   ├── SuiteError          a suite that cannot be read or asks for the impossible
+    │   │   └── IllegalTiling   a tile and an overlap that a class cannot decode faithfully
+    │   ├── ModelError          a model directory without config, with missing or extra weights …
+    │   ├── LatentsError        latents of the wrong rank, channels, dtype or with NaN
+    │   ├── GoldenError         a golden that is missing, corrupted or of something else
+    │   ├── OutputError         an output folder that cannot be written, or that holds something else
+    │   └── PluginError         a plugin that does not import or register
+    └── EvaluationError         a case could not be judged: verdict `error`, exit status 3
+        ├── AttestationError    LPIPS weights are missing, altered or give the wrong answer
+        ├── DriftError          the reference decode left its golden
+        └── WorkerDied          the worker process ended under a case
+"""
+
+from __future__ import annotations
+
+
+class FidelityError(Exception):
+    """Base of everything that fidelity raises on purpose."""
+
+
+class RequestError(FidelityError):
+    """The request is wrong; nothing was measured or written."""
+
+
+class UnknownName(RequestError):
+    """A name that no registry knows."""
+
+
+class SuiteError(RequestError):
+    """A suite that cannot be read, or that asks for the impossible."""
+
+
+class IllegalTiling(SuiteError):
+    """A tile and an overlap that the model's class cannot decode faithfully."""
+
+
+class ModelError(RequestError):
+    """A model that cannot be described or loaded strictly."""
+
+
+class LatentsError(RequestError):
+    """Latents that the model cannot take."""
+
+
+class GoldenError(RequestError):
+    """A golden that is missing, corrupted, or of something else."""
+
+
+class OutputError(RequestError):
+    """An output folder that cannot be written, or that holds something other than a fidelity run."""
+
+
+class PluginError(RequestError):
+    """A plugin that does not import, or that registers a name twice."""
+
+
+class EvaluationError(FidelityError):
+    """A case could not be judged."""
+
+
+class AttestationError(EvaluationError):
+    """A perceptual metric did not reproduce its known answer, so it may not gate."""
+
+
+class DriftError(EvaluationError):
+    """The reference plan, decoded again, left its golden."""
+
+
+class WorkerDied(EvaluationError):
+    """The worker process ended under a case."""

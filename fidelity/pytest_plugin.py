@@ -1,0 +1,1 @@
+def pytest_configure(config): pass

@@ -1,0 +1,473 @@
+"""The nouns of fidelity as frozen records, and their lossless JSON.
+
+Data (`Struct`) goes to `results.json` and back unchanged; the few records that hold code or tensors
+(`Model`, `Latents`, `Decoded`) are plain dataclasses and never leave the process that made them.
+
+Tensors are (B, C, H, W) or (B, C, T, H, W), fp32. "Grey levels" are 255ths of the declared range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+DTypeName = Literal["fp32", "bf16", "fp16"]
+OffloadName = Literal["none", "model", "sequential", "group_block", "group_leaf", "disk"]
+VerdictName = Literal["pass", "fail", "error", "not_applicable"]
+Better = Literal["lower", "higher"]
+
+DTYPES: tuple[DTypeName, ...] = ("fp32", "bf16", "fp16")
+OFFLOADS: tuple[OffloadName, ...] = ("none", "model", "sequential", "group_block", "group_leaf", "disk")
+DIAGNOSES: tuple[str, ...] = (
+    "seam", "band", "corner", "chroma", "tone_drift", "periodic", "geometry", "not_engaged", "non_finite", "scale",
+    "shift", "double_normalised", "clipping", "truncation", "order", "misaligned", "temporal_seam", "ghost", "dtype",
+    "nondeterministic", "state_leak", "memory", "not_as_specified", "regressed", "blur", "crash", "drift",
+)  # fmt: skip
+"""The closed list of what a red case can be blamed on (CONTRACT)."""
+
+Receipts = dict[str, dict[str, Any]]
+"""What really happened, by option: each has `requested`, `engaged` (True, False, or None where nothing can be proved),
+`reason` (None, or why it did not engage), and what was seen. Keys besides the options: `decoder` (calls, shapes),
+`dtype` (weights, middle_layer, output, emulated), `state` (restored, leaks)."""
+
+
+# ---------------------------------------------------------------- plans
+
+
+class Tiling(Struct, frozen=True, forbid_unknown_fields=True):
+    """Spatial tiling: `tile` in latent pixels, `overlap` a fraction of the tile in [0, 1)."""
+
+    tile: int
+    overlap: float
+
+    def __str__(self) -> str:
+        return f"t{self.tile}o{self.overlap:g}"
+
+
+class Temporal(Struct, frozen=True, forbid_unknown_fields=True):
+    """Temporal tiling: `tile` in latent frames, `overlap` a fraction of the tile in [0, 1)."""
+
+    tile: int
+    overlap: float
+
+    def __str__(self) -> str:
+        return f"f{self.tile}o{self.overlap:g}"
+
+
+class DecodePlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings of one decode. `options` holds further optimizations by name; a false value is the same as none."""
+
+    dtype: DTypeName = "fp32"
+    force_upcast: bool = False
+    slicing: bool = False
+    tiling: Tiling | None = None
+    temporal: Temporal | None = None
+    offload: OffloadName = "none"
+    options: dict[str, Any] = {}
+
+    @property
+    def id(self) -> str:
+        """A readable, stable id: `bf16-upcast0-slice1-t16o0.25-disk`."""
+        parts = [self.dtype, f"upcast{self.force_upcast:d}", f"slice{self.slicing:d}", str(self.tiling or "t0")]
+        if self.temporal is not None:
+            parts.append(str(self.temporal))
+        parts.append(self.offload)
+        extra = (
+            f"+{name}" if value is True else f"+{name}={value}" for name, value in sorted(self.options.items()) if value
+        )
+        return "-".join(parts) + "".join(extra)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every optimization that this plan turns on, by its registered name, in no particular order."""
+        built_in = {
+            "precision": self.dtype if self.dtype != "fp32" else None,
+            "force_upcast": self.force_upcast,
+            "slicing": self.slicing,
+            "tiling": self.tiling,
+            "temporal": self.temporal,
+            "offload": self.offload if self.offload != "none" else None,
+        }
+        return {name: value for name, value in {**built_in, **self.options}.items() if value}
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+# ---------------------------------------------------------------- models and latents
+
+
+class Geometry(Struct, frozen=True):
+    """Sizes of an autoencoder: `spatial` f and `temporal` f_t compression, latent and sample channels."""
+
+    spatial: int
+    latent_channels: int
+    temporal: int = 1
+    sample_channels: int = 3
+    video: bool = False
+
+    @property
+    def compression(self) -> float:
+        """Values of the image per value of the latents: f² · f_t · 3 / c."""
+        return self.spatial**2 * self.temporal * self.sample_channels / self.latent_channels
+
+
+class Scaling(Struct, frozen=True):
+    """How the denoiser's latents relate to the decoder's: z = latents / factor + shift, or · std + mean per channel."""
+
+    factor: float | None = None
+    shift: float | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+class TileAxis(Struct, frozen=True):
+    """Tiles along one axis of the sample, in sample pixels.
+
+    `starts`: where each tile's own content begins in the output (the first is 0); `band`: how many pixels from there
+    are blended with the tile before; `tile`: nominal tile size; `size`: the output's size.
+    """
+
+    starts: tuple[int, ...]
+    band: int
+    tile: int
+    size: int
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Borders inside the picture at which a tile begins to show (all starts but the first)."""
+        return self.starts[1:]
+
+
+class TileGrid(Struct, frozen=True):
+    """Where the tiles of one decode lie in the sample, and how many decoder calls they need per batch item or batch."""
+
+    rows: TileAxis
+    cols: TileAxis
+
+    @property
+    def count(self) -> int:
+        return len(self.rows.starts) * len(self.cols.starts)
+
+
+class Family(Protocol):
+    """One autoencoder class: how to describe, load and drive it. One file each in `fidelity/models/`."""
+
+    name: str
+    """The diffusers class name, as in `config.json`'s `_class_name`."""
+    summary: str
+
+    def describe(self, name: str, config: Mapping[str, Any], load: Callable[[], nn.Module]) -> Model:
+        """Derive a Model from a config alone; imports neither torch nor diffusers."""
+
+    def build(self, config: Mapping[str, Any]) -> nn.Module:
+        """An instance without trained weights (fp32, CPU, eval); the loader fills it strictly."""
+
+    def encode(self, module: nn.Module, image: torch.Tensor) -> torch.Tensor:
+        """Latents as the decoder takes them (posterior mode) of an image (B, 3, H, W) in the declared range."""
+
+    def decode(self, module: nn.Module, latents: torch.Tensor) -> torch.Tensor:
+        """The sample of latents as the decoder takes them: what a pipeline would call."""
+
+    def decoder(self, module: nn.Module) -> nn.Module:
+        """The submodule that is called once per tile, slice or batch."""
+
+    def middle(self, module: nn.Module) -> nn.Module:
+        """A submodule in the middle of the decoder, where the compute dtype is witnessed."""
+
+    def tile_grid(self, geometry: Geometry, latent_size: tuple[int, int], tiling: Tiling) -> TileGrid:
+        """Where tiles will lie. Raises IllegalTiling, with the measured value and the next legal one, if they cannot."""
+
+    def will_tile(self, latent_size: tuple[int, int], tiling: Tiling) -> bool:
+        """Whether the class tiles at all at this size (its own threshold rule)."""
+
+    def set_tiling(self, module: nn.Module, geometry: Geometry, tiling: Tiling) -> None:
+        """Turn tiling on with every attribute that the class needs for this tile and overlap."""
+
+    def tiling_attributes(self) -> tuple[str, ...]:
+        """Names of all attributes that set_tiling or enable_tiling may write; they are saved and put back."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which autoencoder: how to load it, its family, geometry, scaling convention and reference policy."""
+
+    name: str
+    summary: str
+    family: Family
+    geometry: Geometry
+    scaling: Scaling
+    config: Mapping[str, Any]
+    load: Callable[[], nn.Module]
+    """A fresh instance with its weights, fp32 on the CPU, eval mode. Raises ModelError."""
+    force_upcast: bool = False
+    data_range: tuple[float, float] = (-1.0, 1.0)
+    reference: Literal["full", "native_tile"] = "full"
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class LatentSource:
+    """A named recipe for latents. `shape` is known before anything is loaded; `make` is deterministic on any machine."""
+
+    name: str
+    summary: str
+    shape: Callable[[Geometry], tuple[int, ...]]
+    make: Callable[[Model, nn.Module], Latents]
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Latents as the decoder takes them, fp32 on the CPU, with their digest and the source image if there is one."""
+
+    name: str
+    tensor: torch.Tensor
+    digest: str
+    image: torch.Tensor | None = None
+    """(B, 3, H, W) in the model's declared range."""
+
+
+# ---------------------------------------------------------------- optimizations
+
+Proof = Callable[["Observation"], dict[str, Any]]
+
+
+@dataclass
+class Observation:
+    """What hooks saw during the judged decode. Filled by the runner, read by the optimizations' proofs."""
+
+    calls: int = 0
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    """Input shape of each call of the decoder, in order."""
+    call_dtypes: set[str] = field(default_factory=set)
+    middle_dtypes: set[str] = field(default_factory=set)
+    weight_devices: set[str] = field(default_factory=set)
+    output_dtype: str = ""
+    grid: TileGrid | None = None
+    """The grid that the plan asks for, None where it asks for none."""
+    batch: int = 0
+
+
+class Optimization(Protocol):
+    """Applies one setting to a module, proves that it ran, and restores. Nothing survives it."""
+
+    name: str
+    summary: str
+    order: int
+    """Applied in ascending order, undone in descending order: precision 10, slicing 20, tiling 30, offload 90."""
+
+    def inapplicable(self, value: Any, plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> str | None:
+        """Why this setting cannot apply to latents of this shape, or None. A pure function; imports no torch."""
+
+    def apply(
+        self, module: nn.Module, value: Any, *, plan: DecodePlan, model: Model, device: str
+    ) -> AbstractContextManager[Proof]:
+        """Apply on entry, restore on exit. Yields the proof: Observation -> receipt (`engaged`, `reason`, …)."""
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+class Measurement(Struct, frozen=True):
+    """One number's whole story. `value` is the worst image's; None means "not measured", and then `reason` says why."""
+
+    name: str = ""
+    value: float | None = None
+    unit: str = ""
+    better: Better = "lower"
+    per_image: tuple[float | None, ...] = ()
+    where: dict[str, Any] | None = None
+    """Place of the worst: `image`, `x`, `y` (pixels), and a detector's own keys (`axis`, `tile` …)."""
+    reason: str | None = None
+    exact: bool = False
+    detection_limit: float | None = None
+    """The smallest injected defect that this measurement would have caught on this image, in `unit`."""
+    details: dict[str, Any] = {}
+
+    @staticmethod
+    def worst(per_image: Sequence[float | None], better: Better) -> tuple[int, float | None]:
+        """Index and value of the worst image. A value that was not measured, or is not finite, is the worst of all."""
+        for index, value in enumerate(per_image):
+            if value is None or not math.isfinite(value):
+                return index, None
+        pick = max if better == "lower" else min
+        index = pick(range(len(per_image)), key=lambda i: per_image[i])  # type: ignore[arg-type,return-value]
+        return index, per_image[index]
+
+
+class Stage(Struct, frozen=True):
+    """One stage of a decode's memory: its peak of bytes alive, and how often it ran."""
+
+    name: Literal["load", "onload", "decode", "tile", "assemble", "convert", "encode"]
+    peak_bytes: int
+    calls: int = 1
+
+
+class MemoryTrace(Struct, frozen=True):
+    """Peak memory of one decode. A figure that could not be measured is None and `reason` says why."""
+
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    resident_peak_bytes: int | None = None
+    """Rise of the process's resident high-water mark over its size before the decode, plus resident weights."""
+    weights_bytes: int | None = None
+    method: str = ""
+    reason: str | None = None
+    stages: tuple[Stage, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What happened: the sample as fp32 on the CPU in the declared range, and the proof of how it was made."""
+
+    sample: torch.Tensor
+    seconds: float
+    receipts: Receipts
+    memory: MemoryTrace
+    repeat_exact: bool | None = None
+    """Whether a second decode under the same plan gave the same bits; None if there was none."""
+
+
+# ---------------------------------------------------------------- cases and verdicts
+
+
+class Limit(Struct, frozen=True, forbid_unknown_fields=True):
+    """A bound on one measurement and where it comes from. Met when equal."""
+
+    origin: str
+    max: float | None = None
+    min: float | None = None
+
+
+class Expectation(Struct, frozen=True):
+    """How a case should end. An expected failure must have exactly these diagnoses."""
+
+    verdict: Literal["pass", "fail", "error"] = "pass"
+    diagnosis: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Case(Struct, frozen=True):
+    """One cell: model × latents × plan, with its limits and what the suite expects of it."""
+
+    model: str
+    latents: str
+    plan: DecodePlan
+    limits: dict[str, Limit] = {}
+    expected: Expectation = Expectation()
+    not_applicable: str | None = None
+    """The reason why this cell cannot apply, known before anything is decoded."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.model}/{self.latents}/{self.plan.id}"
+
+
+class Reason(Struct, frozen=True):
+    """Why a case is not green: one line for people, the figures for machines."""
+
+    name: str
+    message: str
+    measured: float | None = None
+    limit: float | None = None
+    unit: str = ""
+    diagnosis: tuple[str, ...] = ()
+
+
+class CaseResult(Struct, frozen=True):
+    """Case, receipts, measurements and verdict: the only thing that is stored and rendered."""
+
+    id: str
+    model: str
+    latents: str
+    plan: DecodePlan
+    verdict: VerdictName
+    expected: Literal["pass", "fail", "error"] = "pass"
+    expected_reason: str = ""
+    expected_diagnosis: tuple[str, ...] = ()
+    surprise: bool = False
+    reasons: tuple[Reason, ...] = ()
+    diagnosis: tuple[str, ...] = ()
+    receipts: Receipts = {}
+    measurements: dict[str, Measurement] = {}
+    limits: dict[str, Limit] = {}
+    memory: MemoryTrace | None = None
+    seconds: dict[str, float] = {}
+    images: dict[str, tuple[str, ...]] = {}
+    """`golden`, `candidate`, `difference`: one PNG a batch item, paths relative to the run's folder."""
+    data_range: tuple[float, float] = (-1.0, 1.0)
+    reproduce: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Reference(Struct, frozen=True):
+    """The reference plan decoded again in this run, against its golden."""
+
+    model: str
+    latents: str
+    drift: float | None
+    """RMSE in grey levels; None where it could not be decoded, and `reason` says why."""
+    limit: float
+    ok: bool
+    same_environment: bool
+    reason: str | None = None
+    recorded: bool = False
+    """Whether this run recorded the golden (--record-missing)."""
+
+
+class RunResult(Struct, frozen=True):
+    """A whole run, as stored in results.json (schema fidelity.results/1)."""
+
+    suite: dict[str, Any]
+    environment: dict[str, Any]
+    reference: tuple[Reference, ...] = ()
+    cases: tuple[CaseResult, ...] = ()
+    notes: tuple[str, ...] = ()
+    partial: bool = False
+    schema: Literal["fidelity.results/1"] = "fidelity.results/1"
+
+    @property
+    def exit_status(self) -> int:
+        """0 as expected · 1 a surprise that was judged · 3 a case that could not be judged (3 wins)."""
+        surprises = [case for case in self.cases if case.surprise]
+        if any(case.verdict == "error" for case in surprises):
+            return 3
+        return 1 if surprises else 0
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def to_json(record: Any) -> bytes:
+    """Encode a record as indented JSON. Raises ValueError on NaN or infinity: a number that is none has a reason."""
+    built = msgspec.to_builtins(record)
+    _refuse_non_finite(built, "$")
+    return msgspec.json.format(msgspec.json.encode(built), indent=1)
+
+
+def from_json(data: bytes | str, kind: type[Any]) -> Any:
+    """Decode a record of `kind`. Raises msgspec.ValidationError with the path of what does not fit."""
+    return msgspec.json.decode(data, type=kind)
+
+
+def _refuse_non_finite(node: Any, path: str) -> None:
+    if isinstance(node, float) and not math.isfinite(node):
+        raise ValueError(f"{path} is {node}: store null and a reason")
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            _refuse_non_finite(value, f"{path}.{key}")
+    elif isinstance(node, (list, tuple)):
+        for index, value in enumerate(node):
+            _refuse_non_finite(value, f"{path}[{index}]")
+
+

@@ -1,0 +1,179 @@
+"""One Registry for every extension point: refuses duplicates, says "did you mean", lists.
+
+    from fidelity import detector, Measurement
+
+    @detector("my_seam", unit="grey levels", better="lower", needs="tiling")
+    def my_seam(candidate, golden, *, plan, receipts, data_range) -> Measurement:
+        "The largest line that …"                       # the first line of the docstring is what `fidelity ls` prints
+        return Measurement(per_image=(0.5,), where={"image": 0, "x": 3, "y": 7})
+
+Third parties register through the entry-point group `fidelity.plugins`, or `--plugin MODULE`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from fidelity.errors import FidelityError, PluginError, UnknownName
+from fidelity.records import Better, DecodePlan, Family, LatentSource, Measurement, Model, Optimization, Proof
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Named things of one kind, in the order of their registration."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def add(self, name: str, entry: T, *, replace: bool = False) -> T:
+        """Register `entry`. Raises PluginError if the name is taken."""
+        if name in self._entries and not replace:
+            raise PluginError(f"{self.kind} {name!r} is registered twice: choose another name")
+        self._entries[name] = entry
+        return entry
+
+    def get(self, name: str) -> T:
+        """The entry called `name`. Raises UnknownName with the closest name and the known ones."""
+        if name in self._entries:
+            return self._entries[name]
+        raise UnknownName(unknown(self.kind, name, self._entries))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def items(self) -> list[tuple[str, T]]:
+        return list(self._entries.items())
+
+
+def unknown(kind: str, name: str, known: Any) -> str:
+    """One line: what is unknown, the closest known name, and all of them."""
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"unknown {kind} {name!r}: {hint}known: {', '.join(names) or 'none'}"
+
+
+@dataclass(frozen=True)
+class Instrument:
+    """A metric or a detector: called alike, told apart by nobody who gates or reports."""
+
+    name: str
+    unit: str
+    better: Better
+    summary: str
+    function: Callable[..., Measurement | Sequence[Measurement]]
+    is_detector: bool
+    needs: str | None = None
+    """A setting without which there is nothing to look for: `tiling`, `temporal`; None: always."""
+    diagnosis: tuple[str, ...] = ()
+    """What a case is blamed on when this measurement is over its limit."""
+
+    def __call__(self, candidate: Any, golden: Any, *, plan: DecodePlan, receipts: Any, data_range: Any) -> Measurement:
+        """Measure candidate against golden, both (B, C, [T,] H, W) fp32. Value: the worst image's."""
+        context = {"plan": plan, "receipts": receipts} if self.is_detector else {}
+        raw = self.function(candidate, golden, data_range=data_range, **context)
+        _, value = Measurement.worst(raw.per_image, self.better) if raw.per_image else (0, raw.value)
+        return msgspec.structs.replace(raw, name=self.name, unit=self.unit, better=self.better, value=value)
+
+
+def _summary(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().split("\n")[0]
+
+
+MODELS: Registry[Model] = Registry("model")
+FAMILIES: Registry[Family] = Registry("autoencoder class")
+LATENTS: Registry[LatentSource] = Registry("latents")
+OPTIMIZATIONS: Registry[Optimization] = Registry("optimization")
+METRICS: Registry[Instrument] = Registry("metric")
+DETECTORS: Registry[Instrument] = Registry("detector")
+
+
+def _instrument(registry: Registry[Instrument], is_detector: bool, name: str, **about: Any) -> Callable[[T], T]:
+    def register(function: T) -> T:
+        registry.add(name, Instrument(name=name, summary=_summary(function), function=function,  # type: ignore[arg-type]
+                                      is_detector=is_detector, **about))  # fmt: skip
+        return function
+
+    return register
+
+
+def metric(name: str, *, unit: str, better: Better, diagnosis: tuple[str, ...] = ()) -> Callable[[T], T]:
+    """Register `f(candidate, golden, *, data_range) -> Measurement`."""
+    return _instrument(METRICS, False, name, unit=unit, better=better, diagnosis=diagnosis)
+
+
+def detector(
+    name: str, *, unit: str, better: Better, needs: str | None = None, diagnosis: tuple[str, ...] = ()
+) -> Callable[[T], T]:
+    """Register `f(candidate, golden, *, plan, receipts, data_range) -> Measurement`."""
+    return _instrument(DETECTORS, True, name, unit=unit, better=better, needs=needs, diagnosis=diagnosis)
+
+
+@dataclass(frozen=True)
+class FunctionOptimization:
+    """An optimization made of one generator function: apply, yield the proof, restore."""
+
+    name: str
+    summary: str
+    order: int
+    function: Callable[..., AbstractContextManager[Proof]]
+    reason: Callable[[Any, DecodePlan, Model, tuple[int, ...]], str | None] | None = None
+
+    def inapplicable(self, value: Any, plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> str | None:
+        return self.reason(value, plan, model, shape) if self.reason else None
+
+    def apply(
+        self, module: Any, value: Any, *, plan: DecodePlan, model: Model, device: str
+    ) -> AbstractContextManager[Proof]:
+        return self.function(module, value, plan=plan, model=model, device=device)
+
+
+def optimization(
+    name: str, *, order: int = 50, inapplicable: Callable[..., str | None] | None = None
+) -> Callable[[Callable[..., Iterator[Proof]]], Callable[..., Any]]:
+    """Register a generator `f(module, value, *, plan, model, device)` that applies, yields its proof, and restores.
+
+    The proof is called after the decode with the Observation and returns `{"engaged": bool, "reason": str | None, …}`.
+    """
+
+    def register(function: Callable[..., Iterator[Proof]]) -> Callable[..., Any]:
+        wrapped = wraps(function)(contextmanager(function))
+        OPTIMIZATIONS.add(name, FunctionOptimization(name, _summary(function), order, wrapped, inapplicable))
+        return wrapped
+
+    return register
+
+
+BUILT_IN = ("fidelity.models", "fidelity.latents", "fidelity.optimizations", "fidelity.metrics", "fidelity.detectors")
+
+
+def load_plugins(modules: Sequence[str] = ()) -> None:
+    """Register what is built in, what entry points offer, and `modules`. Raises PluginError if one does not import."""
+    for name in BUILT_IN:
+        importlib.import_module(name)
+    offered = [(point.value, point.load) for point in importlib.metadata.entry_points(group="fidelity.plugins")]
+    named = [(name, lambda name=name: importlib.import_module(name)) for name in modules]
+    for name, load in [*offered, *named]:
+        try:
+            load()
+        except FidelityError:
+            raise
+        except Exception as error:  # whatever a plugin raises stops the run, with its name
+            raise PluginError(f"plugin {name!r} does not import: {type(error).__name__}: {error}") from error
