@@ -1,0 +1,262 @@
+"""A Case is evaluated and yields a CaseResult: decode, compare with the golden, measure, gate.
+
+An Evaluator holds one loaded model and one golden at a time, never the matrix. Cells that share their pixels (offload
+moves none) share their measurements: they are pure functions, kept by the digest of the candidate.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fidelity import gates, golden, images
+from fidelity import latents as latents_
+from fidelity.detectors import seam_family
+from fidelity.environment import environment_class
+from fidelity.errors import EvaluationError, LatentsError
+from fidelity.lazy import torch
+from fidelity.optimizations import state
+from fidelity.records import Case, CaseResult, Decoded, DecodePlan, Measurement, Model, Reason, Reference
+from fidelity.registry import DETECTORS, METRICS, Instrument
+from fidelity.runner import Runner
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fidelity.records import LatentSource
+    from fidelity.runner import Decode
+
+REFERENCE_PLAN = DecodePlan()
+DRIFT_LIMIT_SAME = 1e-3
+"""Grey levels RMSE, fp32, in the golden's own environment class: a repeated decode gives the same bits there, and
+another thread count moves it by 2e-4."""
+DRIFT_LIMIT_OTHER = 0.1
+"""Grey levels RMSE, fp32, in another environment class (EVIDENCE: other kernels move an fp32 decode by 2e-5 of 2)."""
+
+
+class Evaluator:
+    """Judges cases of one golden after another.
+
+    `models` and `sources` are the suite's; `root` is the folder of its goldens; pictures go to `folder` if given.
+    """
+
+    def __init__(
+        self,
+        models: dict[str, Model],
+        sources: dict[str, LatentSource],
+        root: Path,
+        *,
+        device: str = "cpu",
+        folder: Path | None = None,
+        suite_path: str = "SUITE",
+        gate_regressions: bool = True,
+    ):
+        self.models, self.sources, self.root = models, sources, root
+        self.device, self.folder, self.suite_path = device, folder, suite_path
+        self.gate_regressions = gate_regressions
+        self._runners: dict[str, Runner] = {}
+        self._golden: tuple[tuple[str, str], golden.Golden] | None = None
+        self._measured: dict[tuple[str, ...], tuple[dict[str, Measurement], dict[str, tuple[str, ...]]]] = {}
+
+    # ------------------------------------------------------------ what a case needs
+
+    def runner(self, model: str) -> Runner:
+        """The loaded model; each is loaded once."""
+        if model not in self._runners:
+            self._runners[model] = Runner(self.models[model], self.device)
+        return self._runners[model]
+
+    def weights_digest(self, model: str) -> str:
+        return self.runner(model).fingerprint[state.WEIGHTS]
+
+    def golden(self, model: str, latents: str) -> golden.Golden:
+        """The golden of these latents, checked against the loaded weights. Raises GoldenError."""
+        if self._golden is None or self._golden[0] != (model, latents):
+            self._golden = None  # one at a time
+            self._measured.clear()
+            loaded = golden.load(self.root, model, latents, weights_digest=self.weights_digest(model))
+            self._golden = ((model, latents), loaded)
+        return self._golden[1]
+
+    def make_latents(self, model: str, latents: str) -> Tensor:
+        """The latents made anew. Raises LatentsError if they are not what the model takes."""
+        made = self.sources[latents].make(self.models[model], self.runner(model).module)
+        latents_.check(made.tensor, self.models[model], latents)
+        return made.tensor
+
+    # ------------------------------------------------------------ the reference
+
+    def record(self, model: str, latents: str, *, replace: bool = False) -> None:
+        """Decode the reference plan and store it as the golden. Raises GoldenError if there is one already."""
+        tensor = self.make_latents(model, latents)
+        decoded = self.runner(model).decode(tensor, REFERENCE_PLAN, trace=False)
+        self._golden = None
+        golden.record(
+            self.root,
+            self.models[model],
+            latents,
+            sample=decoded.sample,
+            latents_tensor=tensor,
+            weights_digest=self.weights_digest(model),
+            plan_id=REFERENCE_PLAN.id,
+            environment_class=environment_class(self.device),
+            replace=replace,
+        )
+
+    def reference(self, model: str, latents: str, *, recorded: bool = False) -> Reference:
+        """Decode the reference plan again and hold it against its golden; nothing that leans on it passes if it moved."""
+        stored = self.golden(model, latents)
+        here = environment_class(self.device)
+        same = stored.certificate.environment_class == here
+        limit = DRIFT_LIMIT_SAME if same else DRIFT_LIMIT_OTHER
+        about: dict[str, Any] = {"model": model, "latents": latents, "limit": limit, "same_environment": same}
+        made = self.make_latents(model, latents)
+        if made.shape != stored.latents.shape or not torch.allclose(made, stored.latents, rtol=1e-3, atol=1e-3):
+            reason = f"the latents {latents!r} made now differ from those of the golden: fidelity golden approve records anew"
+            return Reference(drift=None, ok=False, reason=reason, recorded=recorded, **about)
+        sample = self.runner(model).decode(stored.latents, REFERENCE_PLAN, trace=False).sample
+        measured = METRICS.get("rmse")(
+            sample, stored.sample, plan=REFERENCE_PLAN, receipts={}, data_range=self.models[model].data_range
+        )
+        drift = measured.value
+        ok = drift is not None and drift <= limit
+        where = "its own environment class" if same else f"{here}, recorded in {stored.certificate.environment_class}"
+        seen = f"{drift:.4g} grey levels RMSE" if drift is not None else measured.reason
+        reason = None if ok else f"reference drifted: {seen}, limit {limit:g} in {where}"
+        return Reference(drift=drift, ok=ok, reason=reason, recorded=recorded, **about)
+
+    # ------------------------------------------------------------ a case
+
+    def case(self, case: Case, *, decode: Decode | None = None) -> CaseResult:
+        """Decode and judge one case. What a decode raises becomes an `error` with `crash`; GoldenError passes through."""
+        if case.not_applicable:
+            return result_of(case, "not_applicable", (Reason("not_applicable", case.not_applicable),))
+        stored = self.golden(case.model, case.latents)
+        try:
+            decoded = self.runner(case.model).decode(stored.latents, case.plan, decode=decode)
+        except Exception as error:  # a decode may raise anything; its kind and words are the evidence
+            return self._finish(case, "error", (crash(error),))
+        return self.judge(case, stored, decoded)
+
+    def judge(self, case: Case, stored: golden.Golden, decoded: Decoded) -> CaseResult:
+        """Measure a decode against its golden and gate it."""
+        reasons = list(gates.receipt_reasons(decoded.receipts))
+        if decoded.repeat_exact is False:
+            message = "a second decode under the same plan gave other bits"
+            reasons.append(Reason("repeat", message, diagnosis=("nondeterministic",)))
+        if decoded.sample.shape != stored.sample.shape:
+            seen, want = ("×".join(map(str, tensor.shape)) for tensor in (decoded.sample, stored.sample))
+            message = f"the sample is {seen}, the golden {want}: nothing was resized, nothing compared"
+            reasons.append(Reason("shape", message, diagnosis=("geometry",)))
+            return self._finish(case, gates.verdict(tuple(reasons)), tuple(reasons), decoded)
+        try:
+            measurements, pictures = self._measure(case, stored, decoded)
+        except EvaluationError as error:  # an instrument that may not gate: never a pass, never a skip
+            return self._finish(case, "error", (*reasons, Reason("instrument", str(error))), decoded)
+        reasons += gates.judge(measurements, case.limits, instruments=blame())
+        approved = golden.approved_for(stored, environment_class(self.device), case.plan)
+        if approved and self.gate_regressions:
+            reasons += gates.regressions(measurements, approved.values, approved.floors)
+        return self._finish(case, gates.verdict(tuple(reasons)), tuple(reasons), decoded, measurements, pictures)
+
+    def _measure(self, case: Case, stored: golden.Golden, decoded: Decoded) -> tuple[Any, Any]:
+        key = (latents_.digest(decoded.sample), str(case.plan.tiling), str(case.plan.temporal))
+        if key not in self._measured:
+            data_range = self.models[case.model].data_range
+            measurements = measure(decoded, stored.sample, case.plan, data_range)
+            pictures = images.save(decoded.sample, stored.sample, data_range, self.folder) if self.folder else {}
+            self._measured[key] = (measurements, pictures)
+        return self._measured[key]
+
+    def _finish(
+        self,
+        case: Case,
+        verdict: Any,
+        reasons: tuple[Reason, ...],
+        decoded: Decoded | None = None,
+        measurements: dict[str, Measurement] | None = None,
+        pictures: dict[str, tuple[str, ...]] | None = None,
+    ) -> CaseResult:
+        result = result_of(case, verdict, reasons, self.suite_path)
+        if decoded is None:
+            return result
+        return msgspec.structs.replace(
+            result,
+            receipts=decoded.receipts,
+            measurements=measurements or {},
+            memory=decoded.memory,
+            seconds={"decode": decoded.seconds},
+            images=pictures or {},
+            data_range=self.models[case.model].data_range,
+        )
+
+
+def blame() -> dict[str, tuple[str, ...]]:
+    """What a case is blamed on when an instrument is over its limit, by instrument."""
+    return {name: instrument.diagnosis for name, instrument in [*METRICS.items(), *DETECTORS.items()]}
+
+
+def measure(
+    decoded: Decoded, reference: Tensor, plan: DecodePlan, data_range: tuple[float, float]
+) -> dict[str, Measurement]:
+    """Every metric, every detector that this plan has something for, and the worst of the seam family.
+
+    Raises EvaluationError if an instrument may not be trusted or raises.
+    """
+    context = {"plan": plan, "receipts": decoded.receipts, "data_range": data_range}
+    found: dict[str, Measurement] = {}
+    for name, instrument in [*METRICS.items(), *DETECTORS.items()]:
+        if instrument.needs is None or plan.settings.get(instrument.needs):
+            found[name] = _apply(instrument, decoded.sample, reference, context)
+    worst = seam_family(found)
+    return found if worst is None else {**found, worst.name: worst}
+
+
+def _apply(instrument: Instrument, candidate: Tensor, reference: Tensor, context: dict[str, Any]) -> Measurement:
+    try:
+        return instrument(candidate, reference, **context)
+    except EvaluationError:
+        raise
+    except Exception as error:
+        raise EvaluationError(f"{instrument.name} raised {type(error).__name__}: {first_line(error)}") from error
+
+
+def crash(error: BaseException) -> Reason:
+    """The reason of a decode that raised: the kind, the first line, and the innermost line of code."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = f" at {Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else ""
+    out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    kinds = ("crash", "memory") if out_of_memory else ("crash",)
+    return Reason("decode", f"{type(error).__name__}{where}: {first_line(error)}", diagnosis=kinds)
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:300]
+
+
+def result_of(case: Case, verdict: Any, reasons: tuple[Reason, ...], suite_path: str = "SUITE") -> CaseResult:
+    """The CaseResult of a case with this verdict, before anything measured is added."""
+    named = gates.diagnosis(reasons)
+    return CaseResult(
+        id=case.id,
+        model=case.model,
+        latents=case.latents,
+        plan=case.plan,
+        verdict=verdict,
+        expected=case.expected.verdict,
+        expected_reason=case.expected.reason,
+        expected_diagnosis=case.expected.diagnosis,
+        surprise=gates.surprise(case, verdict, named),
+        reasons=reasons,
+        diagnosis=named,
+        limits=case.limits,
+        reproduce=f"fidelity run {shlex.quote(suite_path)} --case {shlex.quote(case.id)}",
+    )
+
+
+__all__ = ["REFERENCE_PLAN", "Evaluator", "LatentsError", "blame", "crash", "measure", "result_of"]

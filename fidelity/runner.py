@@ -1,0 +1,176 @@
+"""One plan in, one Decoded out: apply → decode → prove that it ran → restore, on one and the same module.
+
+A Runner loads a model once and decodes it under plan after plan. After each one the very instance is compared with
+itself before (flags, tile attributes, dtypes, devices, hooks, weights) and decodes a probe again to the same bits; a
+module to which something stuck is named in the receipts and replaced, so that it cannot spoil the next case.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fidelity import optimizations
+from fidelity.environment import native_bf16
+from fidelity.lazy import torch
+from fidelity.memory import allocator
+from fidelity.optimizations import state
+from fidelity.optimizations.observe import observe
+from fidelity.records import Decoded, DecodePlan, MemoryTrace, Model, Observation, Proof, Receipts
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    Decode = Callable[[nn.Module, Tensor], Any]
+
+EMULATED = "emulated fp16: its temporaries are fp32, so it has no memory figure of its own"
+PROBE = 8  # latent pixels: a plain decode of this size costs milliseconds
+
+
+def image_of(sample: Tensor, data_range: tuple[float, float]) -> Tensor:
+    """What the viewer gets: uint8 (B, C, [T,] H, W), rounded and clipped as the pipelines' image processor does."""
+    low, high = data_range
+    unit = torch.nan_to_num((sample - low) / (high - low), nan=0.0)
+    return unit.clamp(0, 1).mul(255).round().to(torch.uint8)
+
+
+def sample_of(output: Any) -> Tensor:
+    """The sample in whatever a decode returned: a DecoderOutput, a tuple or a tensor. Raises TypeError otherwise."""
+    sample = getattr(output, "sample", output[0] if isinstance(output, tuple) and output else output)
+    if not isinstance(sample, torch.Tensor):
+        raise TypeError(f"a decode must return a tensor or an output with .sample, not {type(output).__name__}")
+    return sample
+
+
+class Runner:
+    """One loaded model on one device.
+
+    Raises ModelError if the model cannot be loaded; whatever a decode raises passes through, after restoration.
+    """
+
+    def __init__(self, model: Model, device: str = "cpu"):
+        self.model = model
+        self.device = device
+        self._load()
+
+    def _load(self) -> None:
+        self.module = self.model.load().to(self.device)
+        geometry = self.model.geometry
+        shape = (1, geometry.latent_channels, *((1,) if geometry.video else ()), PROBE, PROBE)
+        self._probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(self.device)
+        self.fingerprint = state.fingerprint(self.module, self.model.family)
+        self._probe_bits = self._decode_probe()
+
+    def _decode_probe(self) -> Tensor:
+        with torch.no_grad():
+            return sample_of(self.model.family.decode(self.module, self._probe)).cpu().clone()
+
+    def is_emulated(self, plan: DecodePlan) -> bool:
+        """Whether this plan computes in fp16 on a device that has no usable half convolutions."""
+        return plan.dtype == "fp16" and not plan.force_upcast and not self.device.startswith("cuda")
+
+    def decode(self, latents: Tensor, plan: DecodePlan, *, decode: Decode | None = None, trace: bool = True) -> Decoded:
+        """Decode latents (B, C, [T,] H, W; fp32, as the decoder takes them) under `plan`.
+
+        `decode(module, latents)` stands in for the model's own decode. With `trace`, a decode of its own measures
+        memory first: it warms up, and its sample tells whether the plan repeats bit for bit.
+        """
+        run = decode or self.model.family.decode
+        traced, memory = None, MemoryTrace(reason=EMULATED if self.is_emulated(plan) else "not asked for")
+        try:
+            with (
+                torch.no_grad(),
+                optimizations.apply_plan(self.module, plan, model=self.model, device=self.device) as proofs,
+            ):
+                fed = latents.to(self.device, dtype=_compute_dtype(plan))
+                if trace and not self.is_emulated(plan):
+                    traced, memory = self._trace(run, fed)
+                sample, seconds, seen, resident = self._judge(run, fed, plan)
+                receipts = _receipts(proofs, seen, plan)
+        except BaseException:
+            self._load()  # whatever a crash left behind must not reach the next case
+            raise
+        receipts["state"] = self._restored()
+        candidate = sample.detach().to("cpu", torch.float32)
+        if memory.method:
+            memory = msgspec.structs.replace(memory, resident_peak_bytes=resident)
+        exact = None if traced is None else bool(torch.equal(_bits(traced), _bits(candidate)))
+        return Decoded(candidate, seconds, receipts, memory, exact)
+
+    def _trace(self, run: Decode, latents: Tensor) -> tuple[Tensor, MemoryTrace]:
+        output, memory = allocator.trace(
+            lambda: sample_of(run(self.module, latents)),
+            module=self.module,
+            decoder=self.model.family.decoder(self.module),
+            device=self.device,
+            convert=lambda sample: image_of(sample, self.model.data_range),
+        )
+        return output.detach().to("cpu", torch.float32), memory
+
+    def _judge(
+        self, run: Decode, latents: Tensor, plan: DecodePlan
+    ) -> tuple[Tensor, float, Observation, int | None]:
+        with observe(self.module, self.model) as seen:
+            seen.batch = latents.shape[0]
+            if plan.tiling is not None:
+                size = (latents.shape[-2], latents.shape[-1])
+                seen.grid = self.model.family.tile_grid(self.model.geometry, size, plan.tiling)
+            with allocator.resident_peak(self.device) as resident:
+                start = time.perf_counter()
+                sample = sample_of(run(self.module, latents))
+                if self.device.startswith("cuda"):
+                    torch.cuda.synchronize()
+                seconds = time.perf_counter() - start
+            seen.output_dtype = str(sample.dtype).removeprefix("torch.")
+        return sample, seconds, seen, resident.rise_bytes
+
+    def _restored(self) -> dict[str, Any]:
+        """Compare the instance with itself before, and decode the probe again; replace it if anything stuck."""
+        leaks = state.leaks(self.fingerprint, state.fingerprint(self.module, self.model.family))
+        if not leaks and not torch.equal(_bits(self._decode_probe()), _bits(self._probe_bits)):
+            leaks = ["a plain decode no longer gives the bits that it gave before"]
+        if leaks:
+            self._load()
+        return {"requested": True, "engaged": not leaks, "restored": not leaks, "leaks": leaks, "reason": None}
+
+
+def _compute_dtype(plan: DecodePlan) -> torch.dtype:
+    if plan.force_upcast:
+        return torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[plan.dtype]
+
+
+def _receipts(proofs: dict[str, Proof], seen: Observation, plan: DecodePlan) -> Receipts:
+    receipts: Receipts = {
+        "decoder": {
+            "requested": True,
+            "engaged": seen.calls > 0 or None,
+            "reason": None if seen.calls else "the decoder submodule was never called: nothing about it can be proved",
+            "calls": seen.calls,
+            "shapes": [list(shape) for shape in dict.fromkeys(seen.shapes)],
+            "middle_layer": sorted(seen.middle_dtypes),
+            "output": seen.output_dtype,
+        }
+    }
+    if "precision" not in proofs:
+        wrong = sorted(seen.middle_dtypes - {"float32"}) + ([seen.output_dtype] if seen.output_dtype != "float32" else [])
+        receipts["precision"] = {
+            "requested": False,
+            "engaged": not wrong,
+            "reason": f"fp32 asked, {', '.join(wrong)} seen" if wrong else None,
+            "emulated": False,
+        }
+    for name, prove in proofs.items():
+        receipts[name] = {"requested": True, **prove(seen)}
+    return receipts
+
+
+def _bits(sample: Tensor) -> Tensor:
+    """The bits of an fp32 tensor, so that NaN equals NaN."""
+    return sample.contiguous().view(torch.int32)
+
+
+__all__ = ["EMULATED", "Runner", "image_of", "native_bf16", "sample_of"]

@@ -1,0 +1,162 @@
+"""A worker process: judges what it is told over its standard input, one JSON message a line.
+
+    python -m fidelity.worker < messages > replies
+
+Everything that a decode prints goes to the log (its standard error); a worker that dies takes only its own case along.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from fidelity.errors import FidelityError, RequestError
+from fidelity.records import Case, CaseResult, Reference
+
+
+class Setup(Struct, frozen=True, tag="setup"):
+    """What to load before the first task."""
+
+    suite: str
+    device: str
+    threads: int
+    cores: tuple[int, ...] = ()
+    plugins: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
+    substitute: tuple[str, str] | None = None
+    folder: str | None = None
+    gate_regressions: bool = True
+
+
+class Hold(Struct, frozen=True, tag="hold"):
+    """Decode the reference plan of these latents and hold it against its golden; record it first if asked to."""
+
+    model: str
+    latents: str
+    record: bool = False
+    replace: bool = False
+
+
+class Judge(Struct, frozen=True, tag="judge"):
+    """Judge these cases, one reply each. They share all but the offload, so that they share measurements."""
+
+    cases: tuple[Case, ...]
+
+
+class Floors(Struct, frozen=True, tag="floors"):
+    """Measure the noise floor of each dtype on these latents."""
+
+    model: str
+    latents: str
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    environment: dict[str, Any]
+
+
+class Held(Struct, frozen=True, tag="held"):
+    reference: Reference
+
+
+class Judged(Struct, frozen=True, tag="judged"):
+    result: CaseResult
+
+
+class Floored(Struct, frozen=True, tag="floored"):
+    floors: dict[str, dict[str, float]]
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """A FidelityError: `wrong_request` tells whether the request is at fault."""
+
+    message: str
+    wrong_request: bool
+
+
+class Done(Struct, frozen=True, tag="done"):
+    """The task has no further replies."""
+
+
+Task = Hold | Judge | Floors
+Reply = Ready | Held | Judged | Floored | Refused | Done
+
+
+def serve(commands: BinaryIO, replies: BinaryIO) -> None:
+    """Answer each message until the input ends."""
+
+    def say(reply: Reply) -> None:
+        replies.write(msgspec.json.encode(reply) + b"\n")
+        replies.flush()
+
+    try:
+        setup = msgspec.json.decode(commands.readline(), type=Setup)
+        bench = _prepare(setup)
+        from fidelity.environment import fingerprint
+
+        say(Ready(fingerprint(setup.device)))
+    except FidelityError as error:
+        say(Refused(str(error), isinstance(error, RequestError)))
+        return
+    for line in commands:
+        task = msgspec.json.decode(line, type=Task)
+        try:
+            for reply in _answer(bench, task):
+                say(reply)
+        except FidelityError as error:
+            say(Refused(str(error), isinstance(error, RequestError)))
+        say(Done())
+
+
+def _prepare(setup: Setup) -> Any:
+    """Pin this process to its own cores, register the plugins, read the suite; torch is first imported here."""
+    if setup.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, setup.cores)
+    sys.path[:0] = [entry for entry in setup.path if entry not in sys.path]
+    from fidelity import registry, suite
+    from fidelity.environment import make_deterministic
+    from fidelity.evaluator import Evaluator
+    from fidelity.models.load import from_path
+
+    registry.load_plugins(setup.plugins)
+    model = from_path(*setup.substitute) if setup.substitute else None
+    loaded = suite.load(Path(setup.suite), registry, substitute=model)
+    make_deterministic(setup.threads)
+    return Evaluator(
+        loaded.models,
+        loaded.latents,
+        loaded.golden,
+        device=setup.device,
+        folder=Path(setup.folder) if setup.folder else None,
+        suite_path=setup.suite,
+        gate_regressions=setup.gate_regressions,
+    )
+
+
+def _answer(bench: Any, task: Task) -> Iterator[Reply]:
+    match task:
+        case Hold(model, latents, record, replace):
+            if record:
+                bench.record(model, latents, replace=replace)
+            yield Held(bench.reference(model, latents, recorded=record))
+        case Judge(cases):
+            for one in cases:
+                yield Judged(bench.case(one))
+        case Floors(model, latents):
+            yield Floored(bench.noise_floors(model, latents))
+
+
+def main() -> None:
+    """Keep the pipe to the parent for replies, and send everything else that is printed to standard error."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, replies)
+
+
+if __name__ == "__main__":
+    main()
