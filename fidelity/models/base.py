@@ -1,0 +1,156 @@
+"""What the families share: a Model from a config alone, and `encode`/`decode` as diffusers' pipelines call them.
+
+A family is a subclass with `name`, `summary`, `defaults`, `geometry` and its tiling law; it registers an instance:
+
+    FAMILIES.add("AutoencoderKL", KLFamily())
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fidelity.errors import IllegalTiling, ModelError
+from fidelity.lazy import torch
+from fidelity.records import Family, Geometry, Model, Scaling, Tiling
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class FamilyBase:
+    """The parts of a Family that do not depend on how its class tiles."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """What the class's constructor assumes for each key used here that a config leaves out."""
+
+    def geometry(self, config: Mapping[str, Any]) -> Geometry:
+        """Sizes from a config that is complete with `defaults`. Raises ModelError."""
+        raise NotImplementedError
+
+    def landmarks(self, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """A few weights whose shape the config fixes, to refuse a wrong file before torch is imported."""
+        return {}
+
+    def rename(self, key: str) -> str:
+        """The name that today's class has for a key of a weight file; older names are mapped, others returned."""
+        return key
+
+    def describe(self, name: str, config: Mapping[str, Any], load: Callable[[], nn.Module]) -> Model:
+        """Derive a Model from `config`. Raises ModelError naming the key that does not fit."""
+        full = {**self.defaults, **config}
+        try:
+            geometry = self.geometry(full)
+            scaling = read_scaling(full, geometry.latent_channels)
+            upcast = full.get("force_upcast", False)
+            if not isinstance(upcast, bool):
+                raise ModelError(f"force_upcast is {upcast!r}, expected true or false")
+        except ModelError as error:
+            raise ModelError(f"model {name!r}: config of {self.name}: {error}") from None
+        return Model(name=name, summary=self.summary, family=self, geometry=geometry, scaling=scaling,  # type: ignore[arg-type]
+                     config=dict(config), load=load, force_upcast=upcast)  # fmt: skip
+
+    def build(self, config: Mapping[str, Any]) -> nn.Module:
+        """An instance without trained weights, on the CPU in eval mode; keys that diffusers does not know are left out,
+        as its own `from_config` does. The caller's random generator is not moved."""
+        import diffusers
+
+        cls = getattr(diffusers, self.name)
+        known = inspect.signature(cls.__init__).parameters
+        with torch.random.fork_rng(devices=[]):
+            module = cls(**{key: value for key, value in config.items() if key in known})
+        return module.eval().requires_grad_(False)
+
+    def encode(self, module: nn.Module, image: torch.Tensor) -> torch.Tensor:
+        """Latents as the decoder takes them: the posterior's mode where there is one. Image (B, 3, H, W) in range."""
+        encoded = module.encode(image)
+        if hasattr(encoded, "latent_dist"):
+            return encoded.latent_dist.mode()
+        return _first(encoded, ("latents", "latent"))
+
+    def decode(self, module: nn.Module, latents: torch.Tensor) -> torch.Tensor:
+        """The sample (B, C, [T,] H, W) of latents as the decoder takes them: what a pipeline would call."""
+        return _first(module.decode(latents), ("sample",))
+
+    def decoder(self, module: nn.Module) -> nn.Module:
+        """The submodule that is called once per tile, slice or batch."""
+        return module.decoder
+
+    def middle(self, module: nn.Module) -> nn.Module:
+        """A submodule in the middle of the decoder, where the compute dtype is witnessed."""
+        return module.decoder.mid_block
+
+
+def _first(output: Any, names: Sequence[str]) -> torch.Tensor:
+    """The tensor of a diffusers output, a tuple, or a bare tensor (classes and versions differ in which they give)."""
+    for name in names:
+        if hasattr(output, name):
+            return getattr(output, name)
+    return output[0] if isinstance(output, tuple) else output
+
+
+# ---------------------------------------------------------------- reading a config
+
+
+def whole(config: Mapping[str, Any], key: str) -> int:
+    """A whole number above 0. Raises ModelError."""
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"{key} is {value!r}, expected a whole number above 0")
+    return value
+
+
+def wholes(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """A list of at least one whole number above 0. Raises ModelError."""
+    value = config.get(key)
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ModelError(f"{key} is {value!r}, expected a list of whole numbers")
+    return tuple(whole({f"{key}[{i}]": item}, f"{key}[{i}]") for i, item in enumerate(value))
+
+
+def read_scaling(config: Mapping[str, Any], channels: int) -> Scaling:
+    """The scaling convention of a config: scaling_factor, shift_factor, latents_mean and latents_std.
+
+    Raises ModelError if one is no finite number, a factor or spread is 0, or a list is not as long as `channels`.
+    """
+    factor, shift = (_number(config.get(key), key) for key in ("scaling_factor", "shift_factor"))
+    mean, std = (_numbers(config.get(key), key, channels) for key in ("latents_mean", "latents_std"))
+    if factor == 0 or (std and 0 in std):
+        raise ModelError("scaling_factor and latents_std must not be 0")
+    return Scaling(factor=factor, shift=shift, mean=mean, std=std)
+
+
+def _number(value: Any, key: str) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise ModelError(f"{key} is {value!r}, expected a finite number")
+    return float(value)
+
+
+def _numbers(value: Any, key: str, channels: int) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, (list, tuple)) or len(value) != channels:
+        raise ModelError(f"{key} is {value!r}, expected a list of {channels} numbers, one a latent channel")
+    return tuple(_number(item, key) for item in value)  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- tiles
+
+
+def legal_tiles(family: Family, geometry: Geometry, overlap: float, largest: int = 128) -> tuple[int, ...]:
+    """Tile sizes, in latent pixels up to `largest`, that the family's class decodes faithfully at this overlap."""
+    beyond = (largest + 1, largest + 1)  # latents that every one of these tiles has to cut
+    legal = []
+    for tile in range(1, largest + 1):
+        try:
+            family.tile_grid(geometry, beyond, Tiling(tile, overlap))
+        except IllegalTiling:
+            continue
+        legal.append(tile)
+    return tuple(legal)
