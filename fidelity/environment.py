@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fidelity.errors import RequestError
 from fidelity.lazy import torch
 
 LIBRARIES = ("torch", "diffusers", "accelerate", "lpips", "torchmetrics", "scikit-image", "safetensors", "numpy")
@@ -52,6 +53,17 @@ def cpu() -> dict[str, Any]:
         "model": entry("model"),
         "bf16": bool(flags & {"avx512_bf16", "amx_bf16", "avx10_2"}),
     }
+
+
+def check_device(device: str) -> None:
+    """Raise RequestError unless `device` is cpu, or a CUDA device that is here."""
+    if device == "cpu":
+        return
+    if not re.fullmatch(r"cuda(:\d+)?", device):
+        raise RequestError(f"--device {device!r}: known are cpu, cuda and cuda:N")
+    count = torch.cuda.device_count()
+    if int(device.partition(":")[2] or 0) >= count:
+        raise RequestError(f"--device {device!r}: torch sees {count} CUDA devices here; use --device cpu")
 
 
 def native_bf16(device: str) -> bool:

@@ -19,7 +19,7 @@ from fidelity.environment import environment_class
 from fidelity.errors import EvaluationError, LatentsError
 from fidelity.lazy import torch
 from fidelity.optimizations import state
-from fidelity.records import Case, CaseResult, Decoded, DecodePlan, Measurement, Model, Reason, Reference
+from fidelity.records import DTYPES, Case, CaseResult, Decoded, DecodePlan, Measurement, Model, Reason, Reference
 from fidelity.registry import DETECTORS, METRICS, Instrument
 from fidelity.runner import Runner
 
@@ -127,6 +127,27 @@ class Evaluator:
         seen = f"{drift:.4g} grey levels RMSE" if drift is not None else measured.reason
         reason = None if ok else f"reference drifted: {seen}, limit {limit:g} in {where}"
         return Reference(drift=drift, ok=ok, reason=reason, recorded=recorded, **about)
+
+    def noise_floors(self, model: str, latents: str) -> dict[str, dict[str, float]]:
+        """How far each measurement moves, by dtype, when nothing but rounding changes: one thread, then two.
+
+        One plan without options a dtype; whichever measurement is not finite has no floor, and so is never gated.
+        """
+        stored, runner = self.golden(model, latents), self.runner(model)
+        before, floors = torch.get_num_threads(), {}
+        for dtype in DTYPES:
+            plan, values = DecodePlan(dtype=dtype), []
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                decoded = runner.decode(stored.latents, plan, trace=False)
+                values.append(measure(decoded, stored.sample, plan, self.models[model].data_range))
+            torch.set_num_threads(before)
+            floors[dtype] = {
+                name: abs(one.value - values[1][name].value)
+                for name, one in values[0].items()
+                if one.value is not None and values[1][name].value is not None
+            }
+        return floors
 
     # ------------------------------------------------------------ a case
 

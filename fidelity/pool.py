@@ -166,8 +166,12 @@ class Pool:
         threads = [threading.Thread(target=drain, args=(worker,), daemon=True) for worker in self.workers]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.2)  # leaves the main thread open to Ctrl-C
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.2)  # leaves the main thread open to Ctrl-C
+        except BaseException as interrupt:
+            failures.append(interrupt)
+            raise
         if failures:
             raise failures[0]

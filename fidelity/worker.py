@@ -24,6 +24,7 @@ class Setup(Struct, frozen=True, tag="setup"):
     """What to load before the first task."""
 
     suite: str
+    golden: str
     device: str
     threads: int
     cores: tuple[int, ...] = ()
@@ -119,18 +120,19 @@ def _prepare(setup: Setup) -> Any:
         os.sched_setaffinity(0, setup.cores)
     sys.path[:0] = [entry for entry in setup.path if entry not in sys.path]
     from fidelity import registry, suite
-    from fidelity.environment import make_deterministic
+    from fidelity.environment import check_device, make_deterministic
     from fidelity.evaluator import Evaluator
     from fidelity.models.load import from_path
 
     registry.load_plugins(setup.plugins)
     model = from_path(*setup.substitute) if setup.substitute else None
     loaded = suite.load(Path(setup.suite), registry, substitute=model)
+    check_device(setup.device)
     make_deterministic(setup.threads)
     return Evaluator(
         loaded.models,
         loaded.latents,
-        loaded.golden,
+        Path(setup.golden),
         device=setup.device,
         folder=Path(setup.folder) if setup.folder else None,
         suite_path=setup.suite,

@@ -1,0 +1,278 @@
+"""A run: a suite's cases over worker processes, their references held first, the results in one folder.
+
+Nothing is written to the folder before the run has ended: it is made beside it and takes its place at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from fidelity import golden
+from fidelity.errors import EvaluationError, GoldenError, OutputError, RequestError, WorkerDied
+from fidelity.evaluator import result_of
+from fidelity.pool import Pool, default_jobs
+from fidelity.records import Case, CaseResult, Reason, Reference, RunResult, from_json
+from fidelity.suite import Suite
+from fidelity.worker import Held, Hold, Judge, Judged, Refused, Reply, Setup, Task
+
+MARK = "results.json"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run: not what."""
+
+    device: str = "cpu"
+    jobs: int | None = None
+    plugins: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
+    substitute: tuple[str, str] | None = None
+    record_missing: bool = False
+    gate_regressions: bool = True
+    private_goldens: bool = False
+    """Record the goldens in a temporary folder instead of the suite's own: for a plan asked for by itself."""
+
+    def setup(self, suite: Suite, folder: Path | None = None) -> Setup:
+        """What a worker needs to know of this run."""
+        return Setup(
+            suite=str(suite.path),
+            golden=str(suite.golden),
+            device=self.device,
+            threads=1,
+            plugins=self.plugins,
+            path=self.path,
+            substitute=self.substitute,
+            folder=str(folder) if folder else None,
+            gate_regressions=self.gate_regressions,
+        )
+
+
+Progress = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """A progress that says nothing."""
+
+
+def execute(
+    suite: Suite,
+    folder: Path | None,
+    options: Options,
+    *,
+    kept: tuple[CaseResult, ...] = (),
+    progress: Progress = silent,
+) -> RunResult:
+    """Judge every case of `suite`; pictures go to `folder`. `kept` are results that need not be judged again.
+
+    Raises RequestError, before anything is decoded, if a golden is missing or the request is wrong. An interrupt gives
+    a partial result.
+    """
+    with tempfile.TemporaryDirectory(prefix="fidelity-") as scratch:
+        if options.private_goldens:
+            suite = dataclasses.replace(suite, golden=Path(scratch) / "golden")
+        missing = _missing_goldens(suite, options)
+        with Pool(options.setup(suite, folder), options.jobs or default_jobs(options.device), Path(scratch)) as pool:
+            return Run(suite, pool, missing, kept, progress).result()
+
+
+class Run:
+    """The state of one run while it goes on."""
+
+    def __init__(
+        self,
+        suite: Suite,
+        pool: Pool,
+        missing: set[tuple[str, str]],
+        kept: tuple[CaseResult, ...],
+        progress: Progress = silent,
+    ):
+        self.suite, self.pool, self.missing, self.progress = suite, pool, missing, progress
+        self.results: dict[str, CaseResult] = {result.id: result for result in kept}
+        self.references: dict[tuple[str, str], Reference] = {}
+        """Held once each; a caller who judges case by case hands in those that it has."""
+        self.notes: list[str] = []
+
+    def result(self) -> RunResult:
+        for case in self.suite.cases:
+            if case.not_applicable and case.id not in self.results:
+                self._keep(result_of(case, "not_applicable", (Reason("not_applicable", case.not_applicable),)))
+        partial = False
+        try:
+            self._hold_references()
+            self._judge_cases()
+        except KeyboardInterrupt:
+            partial = True
+            self.notes.append("interrupted: go on with --resume")
+        if self.missing:
+            names = ", ".join("/".join(key) for key in sorted(self.missing))
+            self.notes.append(f"the goldens {names} were recorded in this very run and judged against")
+        return RunResult(
+            suite=self.suite.about(),
+            environment=self.pool.environment,
+            reference=tuple(self.references.values()),
+            cases=tuple(self.results[case.id] for case in self.suite.cases if case.id in self.results),
+            notes=tuple(self.notes),
+            partial=partial,
+        )
+
+    def _open_cases(self) -> list[Case]:
+        return [case for case in self.suite.cases if case.id not in self.results]
+
+    def _keep(self, result: CaseResult) -> None:
+        self.results[result.id] = result
+        self.progress(result.id)
+
+    def _hold_references(self) -> None:
+        needed = dict.fromkeys((case.model, case.latents) for case in self._open_cases())
+        keys = [key for key in needed if key not in self.references]
+
+        def on_reply(task: Task, reply: Reply) -> None:
+            if isinstance(reply, Refused):
+                raise (GoldenError if reply.wrong_request else EvaluationError)(reply.message)
+            assert isinstance(task, Hold)
+            assert isinstance(reply, Held)
+            self.references[task.model, task.latents] = reply.reference
+
+        def on_death(task: Task, error: WorkerDied) -> list[Task]:
+            assert isinstance(task, Hold)
+            self.references[task.model, task.latents] = Reference(
+                task.model, task.latents, drift=None, limit=0.0, ok=False, same_environment=False, reason=str(error)
+            )
+            return []
+
+        self.pool.run([Hold(*key, record=key in self.missing) for key in keys], on_reply, on_death)
+
+    def _judge_cases(self) -> None:
+        for case in self._open_cases():
+            reference = self.references[case.model, case.latents]
+            if not reference.ok:
+                reason = Reason("reference", reference.reason or "drifted", reference.drift, reference.limit,
+                                "grey levels", diagnosis=("drift",))  # fmt: skip
+                self._keep(result_of(case, "error", (reason,), str(self.suite.path)))
+
+        def on_reply(task: Task, reply: Reply) -> None:
+            assert isinstance(task, Judge)
+            if isinstance(reply, Judged):
+                self._keep(reply.result)
+            elif isinstance(reply, Refused):  # its golden vanished or changed while the run went on
+                for case in task.cases:
+                    if case.id not in self.results:
+                        self._keep(result_of(case, "error", (Reason("golden", reply.message),), str(self.suite.path)))
+
+        def on_death(task: Task, error: WorkerDied) -> list[Task]:
+            assert isinstance(task, Judge)
+            left = [case for case in task.cases if case.id not in self.results]
+            lost = Reason("worker", str(error), diagnosis=("crash",))
+            self._keep(result_of(left[0], "error", (lost,), str(self.suite.path)))
+            return [Judge(tuple(left[1:]))] if left[1:] else []
+
+        self.pool.run(_tasks(self._open_cases()), on_reply, on_death)
+
+
+class Bench:
+    """Judges cases of a suite one by one with one worker, for callers who choose the order: pytest."""
+
+    def __init__(self, suite: Suite, options: Options):
+        self.suite, self.options = suite, options
+        self._scratch = tempfile.TemporaryDirectory(prefix="fidelity-")
+        self._pool = Pool(options.setup(suite), 1, Path(self._scratch.name), threads=1)
+        self._references: dict[tuple[str, str], Reference] = {}
+
+    def judge(self, case: Case) -> CaseResult:
+        """The result of a case; an `error` if its reference drifted or the worker died. Raises GoldenError."""
+        alone = dataclasses.replace(self.suite, cases=(case,))
+        run = Run(alone, self._pool, _missing_goldens(alone, self.options), kept=())
+        run.references = self._references
+        return run.result().cases[0]
+
+    def close(self) -> None:
+        """End the worker."""
+        self._pool.__exit__()
+        self._scratch.cleanup()
+
+
+def _tasks(cases: list[Case]) -> Iterator[Judge]:
+    """Cases that share all but the offload go to one worker together: their pixels are measured once."""
+    groups: dict[tuple[str, str, str], list[Case]] = defaultdict(list)
+    for case in cases:
+        plan = msgspec.structs.replace(case.plan, offload="none")
+        groups[case.model, case.latents, plan.id].append(case)
+    return (Judge(tuple(group)) for group in groups.values())
+
+
+def _missing_goldens(suite: Suite, options: Options) -> set[tuple[str, str]]:
+    """Goldens to record first. Raises GoldenError if there are any and --record-missing was not given."""
+    needed = dict.fromkeys((case.model, case.latents) for case in suite.cases if not case.not_applicable)
+    if options.record_missing or options.private_goldens:
+        return {key for key in needed if not golden.exists(suite.golden, *key)}
+    for key in needed:
+        golden.check(suite.golden, *key, suite=str(suite.path))
+    return set()
+
+
+# ---------------------------------------------------------------- the folder of a run
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise OutputError if `folder` exists and is not a fidelity run, or cannot be written."""
+    if folder.exists():
+        if not folder.is_dir():
+            raise OutputError(f"{folder} is a file: name a folder with --out")
+        if any(folder.iterdir()) and not _is_run(folder):
+            raise OutputError(f"{folder} holds something other than a fidelity run: nothing replaced, choose another --out")
+    anchor = next(parent for parent in [folder, *folder.absolute().parents] if parent.exists())
+    if not anchor.is_dir() or not os.access(anchor, os.W_OK | os.X_OK):
+        raise OutputError(f"{folder} cannot be written: {anchor} is not a writable folder, choose another --out")
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return b'"fidelity.results/' in (folder / MARK).read_bytes()
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `folder` when the block ends well, and vanishes when it does not."""
+    refuse_foreign(folder)
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield staging
+        staging.chmod(0o755)
+        if folder.exists():
+            retired = staging.with_suffix(".old")
+            folder.rename(retired)
+            staging.rename(folder)
+            shutil.rmtree(retired)
+        else:
+            staging.rename(folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def resumable(folder: Path, suite: Suite) -> tuple[CaseResult, ...]:
+    """Results of an earlier run of the same suite that need not be judged again. Raises RequestError if it is another."""
+    try:
+        earlier = from_json((folder / MARK).read_bytes(), RunResult)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise RequestError(f"--resume: {folder / MARK} cannot be read ({error}): run without --resume") from error
+    if earlier.suite.get("digest") != suite.digest:
+        raise RequestError(f"--resume: {folder} holds a run of another suite or an edited one: run without --resume")
+    wanted = {case.id for case in suite.cases}
+    return tuple(result for result in earlier.cases if result.id in wanted and result.verdict != "error")
+
+
+__all__ = ["Bench", "Options", "execute", "refuse_foreign", "resumable", "staged"]
