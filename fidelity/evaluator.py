@@ -164,10 +164,9 @@ class Evaluator:
 
     def judge(self, case: Case, stored: golden.Golden, decoded: Decoded) -> CaseResult:
         """Measure a decode against its golden and gate it."""
-        reasons = list(gates.receipt_reasons(decoded.receipts))
-        if decoded.repeat_exact is False:
-            message = "a second decode under the same plan gave other bits"
-            reasons.append(Reason("repeat", message, diagnosis=("nondeterministic",)))
+        reasons = list(
+            gates.receipt_reasons(decoded.receipts, case.plan.settings, repeat_exact=decoded.repeat_exact)
+        )
         if decoded.sample.shape != stored.sample.shape:
             seen, want = ("×".join(map(str, tensor.shape)) for tensor in (decoded.sample, stored.sample))
             message = f"the sample is {seen}, the golden {want}: nothing was resized, nothing compared"

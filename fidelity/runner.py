@@ -75,21 +75,24 @@ class Runner:
     def decode(self, latents: Tensor, plan: DecodePlan, *, decode: Decode | None = None, trace: bool = True) -> Decoded:
         """Decode latents (B, C, [T,] H, W; fp32, as the decoder takes them) under `plan`.
 
-        `decode(module, latents)` stands in for the model's own decode. With `trace`, a decode of its own measures
-        memory first: it warms up, and its sample tells whether the plan repeats bit for bit.
+        With `trace`, a decode of its own measures memory first: it warms up, and its sample tells whether the plan
+        repeats bit for bit. `decode(module, latents)` is somebody's own decode: it gets fp32 latents, and `plan` is
+        what it claims to do, applied by itself and not by us.
         """
         run = decode or self.model.family.decode
-        traced, memory = None, MemoryTrace(reason=EMULATED if self.is_emulated(plan) else "not asked for")
+        applied = DecodePlan() if decode else plan
+        emulated = self.is_emulated(applied)
+        traced, memory = None, MemoryTrace(reason=EMULATED if emulated else "not asked for")
         try:
             with (
                 torch.no_grad(),
-                optimizations.apply_plan(self.module, plan, model=self.model, device=self.device) as proofs,
+                optimizations.apply_plan(self.module, applied, model=self.model, device=self.device) as proofs,
             ):
-                fed = latents.to(self.device, dtype=_compute_dtype(plan))
-                if trace and not self.is_emulated(plan):
+                fed = latents.to(self.device, dtype=_compute_dtype(applied))
+                if trace and not emulated:
                     traced, memory = self._trace(run, fed)
                 sample, seconds, seen, resident = self._judge(run, fed, plan)
-                receipts = _receipts(proofs, seen, plan)
+                receipts = _receipts(proofs, seen) if decode is None else _claims(seen, plan)
         except BaseException:
             self._load()  # whatever a crash left behind must not reach the next case
             raise
@@ -143,8 +146,8 @@ def _compute_dtype(plan: DecodePlan) -> torch.dtype:
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[plan.dtype]
 
 
-def _receipts(proofs: dict[str, Proof], seen: Observation, plan: DecodePlan) -> Receipts:
-    receipts: Receipts = {
+def _decoder_receipt(seen: Observation) -> Receipts:
+    return {
         "decoder": {
             "requested": True,
             "engaged": seen.calls > 0 or None,
@@ -155,6 +158,10 @@ def _receipts(proofs: dict[str, Proof], seen: Observation, plan: DecodePlan) -> 
             "output": seen.output_dtype,
         }
     }
+
+
+def _receipts(proofs: dict[str, Proof], seen: Observation) -> Receipts:
+    receipts = _decoder_receipt(seen)
     if "precision" not in proofs:
         wrong = sorted(seen.middle_dtypes - {"float32"}) + ([seen.output_dtype] if seen.output_dtype != "float32" else [])
         receipts["precision"] = {
@@ -165,6 +172,22 @@ def _receipts(proofs: dict[str, Proof], seen: Observation, plan: DecodePlan) -> 
         }
     for name, prove in proofs.items():
         receipts[name] = {"requested": True, **prove(seen)}
+    return receipts
+
+
+def _claims(seen: Observation, plan: DecodePlan) -> Receipts:
+    """Receipts of a decode that is not ours: what the hooks saw, and where its tiles must lie if it says that it tiles.
+
+    A decode that goes past the model's decoder leaves nothing to prove; the picture alone decides then.
+    """
+    receipts = _decoder_receipt(seen)
+    for name in plan.settings:
+        own = f"claimed by the decode itself: the decoder was called {seen.calls} times, nothing more can be proved"
+        receipts[name] = {"requested": True, "engaged": None, "reason": own, "calls": seen.calls}
+    if plan.tiling is not None and seen.grid is not None:
+        receipts["tiling"]["grid"] = msgspec.to_builtins(seen.grid)
+        if seen.calls == 1 and seen.grid.count > 1:
+            receipts["tiling"] |= {"engaged": False, "reason": f"expected {seen.grid.count} tiles, saw one decoder call"}
     return receipts
 
 
