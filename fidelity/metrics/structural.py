@@ -1,0 +1,91 @@
+"""Structural similarity on images mapped from the declared range to [0, 1], unclipped.
+
+Unclipped, because a decode that leaves the range is worse than one that does not, and clipping would hide it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fidelity.lazy import torch
+from fidelity.records import Measurement
+from fidelity.registry import metric
+from fidelity.signal import DataRange, Pair
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WINDOW, SIGMA, K1, K2 = 11, 1.5, 0.01, 0.03
+SCALES = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
+_SMALLEST_MS = (WINDOW - 1) * 2 ** (len(SCALES) - 1) + 1
+
+
+@metric("ssim", unit="", better="higher")
+def ssim(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Measurement:
+    """SSIM of Wang et al. 2004: Gaussian window of 11 (sigma 1.5), no padding, mean over channels and places.
+
+    Tensors (B, C, [T,] H, W), fp32; H and W of at least 11, else value None with the reason.
+    """
+    pair = Pair(candidate, golden, data_range)
+    if min(candidate.shape[-2:]) < WINDOW:
+        return pair.summarise([None] * pair.count, "higher", reason=f"smaller than the window of {WINDOW} px")
+
+    def similarity(images: Sequence[int]) -> list[float]:
+        own = pair.recall("ssim", lambda: _moments(pair.unit(pair.golden, range(pair.count))))
+        other = [moment if len(images) == pair.count else moment[list(images)] for moment in own]
+        whole, _ = _ssim(pair.unit(pair.candidate, images), *other)
+        return whole.tolist()
+
+    return pair.measure(similarity, "higher")
+
+
+@metric("ms_ssim", unit="", better="higher")
+def ms_ssim(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Measurement:
+    """Multi-scale SSIM of Wang et al. 2003 over five scales; none below 161 px, and none where similarity is negative."""
+    pair = Pair(candidate, golden, data_range)
+    if min(candidate.shape[-2:]) < _SMALLEST_MS:
+        reason = f"smaller than the {_SMALLEST_MS} px that {len(SCALES)} scales of an {WINDOW} px window need"
+        return pair.summarise([None] * pair.count, "higher", reason=reason)
+
+    def similarity(images: Sequence[int]) -> list[float]:
+        x, y = pair.unit(pair.candidate, images), pair.unit(pair.golden, images)
+        product = torch.ones(len(images))
+        for scale, weight in enumerate(SCALES):
+            whole, contrast = _ssim(x, *_moments(y))
+            factor = whole if scale == len(SCALES) - 1 else contrast
+            product = product * factor.clamp_min(0) ** weight
+            x, y = (torch.nn.functional.avg_pool2d(side, 2) for side in (x, y))
+        return product.tolist()
+
+    return pair.measure(similarity, "higher")
+
+
+def _moments(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return y, _blur(y), _blur(y * y)
+
+
+def _ssim(x: Tensor, y: Tensor, mean_y: Tensor, square_y: Tensor) -> tuple[Tensor, Tensor]:
+    """Per image: mean SSIM and mean contrast-structure term of (N, C, H, W) in [0, 1]."""
+    mean_x = _blur(x)
+    variances = _blur(x * x) + square_y - mean_x * mean_x - mean_y * mean_y
+    covariance = _blur(x * y) - mean_x * mean_y
+    c1, c2 = K1**2, K2**2
+    contrast = (2 * covariance + c2) / (variances + c2)
+    whole = (2 * mean_x * mean_y + c1) / (mean_x * mean_x + mean_y * mean_y + c1) * contrast
+    return whole.flatten(1).mean(1), contrast.flatten(1).mean(1)
+
+
+def _blur(images: Tensor) -> Tensor:
+    """Gaussian window, valid part only, one axis after the other (sums of shifts: 25 times faster than conv2d at 512²)."""
+    height, width = images.shape[-2:]
+    weights = [math.exp(-((i - WINDOW // 2) ** 2) / (2 * SIGMA**2)) for i in range(WINDOW)]
+    weights = [weight / sum(weights) for weight in weights]
+    down = images[..., : height - WINDOW + 1, :] * weights[0]
+    for i in range(1, WINDOW):
+        down.add_(images[..., i : height - WINDOW + 1 + i, :], alpha=weights[i])
+    along = down[..., : width - WINDOW + 1] * weights[0]
+    for i in range(1, WINDOW):
+        along.add_(down[..., i : width - WINDOW + 1 + i], alpha=weights[i])
+    return along
