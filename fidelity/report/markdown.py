@@ -1,0 +1,247 @@
+"""summary.md: the run as a pull-request comment or a CI step summary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fidelity.records import CaseResult, RunResult
+from fidelity.report import files, plans, words
+
+NAME = "summary.md"
+CEILING = 1_000_000
+"""Bytes; GitHub refuses a step summary of 1 MiB."""
+MOST_SURPRISES = 25
+MOST_ROWS = 80
+MOST_REASONS = 4
+
+
+def render(run: RunResult) -> str:
+    """Markdown: verdict, surprises worst first, what plans cost, what could not apply. Bounded whatever the run holds."""
+    sections = [
+        _verdict(run),
+        _surprises(run),
+        _recommended(run),
+        _costs(run),
+        _inapplicable(run),
+        _references(run),
+        _notes(run),
+        _environment(run),
+    ]
+    text = "\n".join(line for section in sections if section for line in [*section, ""])
+    if len(text.encode("utf-8", "replace")) > CEILING:  # each part is bounded, so only absurd names lead here
+        text = text.encode("utf-8", "replace")[:CEILING].decode("utf-8", "ignore") + "\n\n… cut; see report.html\n"
+    return text
+
+
+def write(run: RunResult, folder: Path) -> Path:
+    return files.write(folder / NAME, render(run))
+
+
+def text(raw: str, length: int = 400) -> str:
+    """`raw` as inert Markdown text on one line: no table, code, HTML, link, emphasis or mention comes of it."""
+    escaped = re.sub(r"([\\`*_{}\[\]|~#])", r"\\\1", words.line(raw, length))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "@\u200b")
+
+
+def code(raw: str, length: int = 400) -> str:
+    """`raw` as a code span on one line, safe inside a table; the fence is longer than any run of backticks in it."""
+    flat = words.line(raw, length).replace("|", "\\|")
+    fence = "`" * (max((len(run) for run in re.findall("`+", flat)), default=0) + 1)
+    pad = " " if "`" in flat else ""
+    return f"{fence}{pad}{flat}{pad}{fence}" if flat else ""
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> list[str]:
+    """A table whose last `right` columns are aligned to the right."""
+    rule = ["---"] * (len(header) - right) + ["--:"] * right
+    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
+
+
+def _verdict(run: RunResult) -> list[str]:
+    tally = words.counts(run)
+    bad = run.exit_status != 0 or not words.judged(run)
+    mark = "❌" if bad else "⚠️" if run.partial or any(not r.ok for r in run.reference) else "✅"
+    parts = [
+        f"**{tally[kind]}** {words.TITLES[kind]}"
+        for kind in ("pass", "expected", "surprise", "error", "not_applicable")
+    ]
+    return [
+        f"## {mark} {text(words.suite_name(run), 120)}: {words.headline(run)}",
+        "",
+        f"{' · '.join(parts)}, of {words.plural(len(run.cases), 'case')} in {words.duration(words.duration_of(run))}",
+    ]
+
+
+def _surprises(run: RunResult) -> list[str]:
+    found = [case for case in words.worst_first(run.cases) if case.surprise]
+    if not found:
+        return []
+    lines = ["### Surprises, worst first", ""]
+    for case in found[:MOST_SURPRISES]:
+        lines += _surprise(case)
+    if len(found) > MOST_SURPRISES:
+        lines += ["", f"… and {len(found) - MOST_SURPRISES} more in `report.html`."]
+    return lines
+
+
+def _surprise(case: CaseResult) -> list[str]:
+    blame = f", diagnosis {text(', '.join(case.diagnosis), 120)}" if case.diagnosis else ""
+    wanted = f" ({text(', '.join(case.expected_diagnosis), 120)})" if case.expected_diagnosis else ""
+    mark = "emulated, " if words.emulated(case) else ""
+    lines = [f"- {code(case.id)}: {mark}**{case.verdict}**{blame}; expected {case.expected}{wanted}"]
+    lines += [f"  - {text(reason.message)}" for reason in case.reasons[:MOST_REASONS]]
+    if len(case.reasons) > MOST_REASONS:
+        lines.append(f"  - … and {len(case.reasons) - MOST_REASONS} more reasons")
+    if case.reproduce:
+        lines.append(f"  - again: {code(case.reproduce, 1000)}")
+    return lines
+
+
+def _recommended(run: RunResult) -> list[str]:
+    rows = []
+    for model, found in plans.summarize(run).items():
+        best = next(iter(plans.recommend(found)), None)
+        passing = sum(plan.passes for plan in found)
+        said = "none passes everywhere with a measured peak" if best is None else text(words.plan(best.plan))
+        saved = "–" if best is None or best.saved is None else f"{best.saved:.0%}"
+        rows.append(
+            [code(model), f"{passing} of {len(found)}", said, words.size(best.peak_bytes if best else None), saved]
+        )
+    if not rows:
+        return []
+    return [
+        "### Least memory with every gate passed",
+        "",
+        *_table(["model", "plans that pass", "recommended", "peak", "saved"], rows[:20], right=2),
+        *([f"… and {len(rows) - 20} more models"] if len(rows) > 20 else []),
+    ]
+
+
+def _costs(run: RunResult) -> list[str]:
+    judged = words.judged(run)
+    if not judged:
+        return []
+    groups = _groups(judged, per_latents=True)
+    per_latents = len(groups) <= MOST_ROWS
+    if not per_latents:
+        groups = _groups(judged, per_latents=False)
+    header = ["model", "latents", "plan", "cases", "verdict", "RMSE", "LPIPS", "seam", "peak", "seconds"]
+    rows = [_row(group, per_latents) for group in groups[:MOST_ROWS]]
+    lines = [
+        "### What each plan costs",
+        "",
+        "Worst of each group; slicing and offload folded"
+        + ("" if per_latents else ", all latents folded")
+        + ". RMSE and seam in grey levels. ᴱ: fp16 emulated, no memory of its own.",
+        "",
+        *_table(header, rows, right=5),
+    ]
+    if len(groups) > MOST_ROWS:
+        lines += ["", f"… and {len(groups) - MOST_ROWS} more groups in `report.html`."]
+    return lines
+
+
+def _groups(cases: Iterable[CaseResult], *, per_latents: bool) -> list[list[CaseResult]]:
+    """Cases that differ only in slicing and offload (and in latents, where those are folded too), in the run's order."""
+    found: dict[tuple[object, ...], list[CaseResult]] = {}
+    for case in cases:
+        plan = case.plan
+        options = tuple(sorted((name, str(setting)) for name, setting in plan.options.items() if setting))
+        key = (case.model, case.latents if per_latents else None, plan.dtype, plan.force_upcast, str(plan.tiling),
+               str(plan.temporal), options)  # fmt: skip
+        found.setdefault(key, []).append(case)
+    return list(found.values())
+
+
+def _row(cases: list[CaseResult], per_latents: bool) -> list[str]:
+    first = cases[0]
+    bare = type(first.plan)(
+        dtype=first.plan.dtype, force_upcast=first.plan.force_upcast, tiling=first.plan.tiling,
+        temporal=first.plan.temporal, options=first.plan.options,
+    )  # fmt: skip
+    latents = list(dict.fromkeys(case.latents for case in cases))
+    tally = {kind: sum(words.kind(case) == kind for case in cases) for kind in words.KINDS}
+    verdicts = [f"{words.MARKS[kind]} {words.TITLES[kind]}" if len(cases) == tally[kind] else f"{words.MARKS[kind]} {tally[kind]} {words.TITLES[kind]}"
+                for kind in words.KINDS if tally[kind]]  # fmt: skip
+    peaks = [peak for case in cases if (peak := words.peak(case)) is not None]
+    times = [span for case in cases if (span := words.seconds(case)) is not None]
+    return [
+        code(first.model, 60),
+        code(latents[0], 60) if per_latents else f"{len(latents)}",
+        text(words.plan(bare), 120) + (" ᴱ" if any(words.emulated(case) for case in cases) else ""),
+        f"{len(cases)}",
+        ", ".join(verdicts),
+        *(_worst(cases, name) for name in words.MAIN),
+        _range([words.size(peak) for peak in (min(peaks), max(peaks))]) if peaks else "–",
+        _range([f"{span:.2f}" for span in (min(times), max(times))]) if times else "–",
+    ]
+
+
+def _worst(cases: list[CaseResult], name: str) -> str:
+    measured = [case.measurements[name] for case in cases if name in case.measurements]
+    if not measured:
+        return "–"
+    if any(m.value is None for m in measured):
+        return "not measured"
+    pick = max if measured[0].better == "lower" else min
+    return words.number(pick(m.value for m in measured if m.value is not None))
+
+
+def _range(ends: Sequence[str]) -> str:
+    return ends[0] if ends[0] == ends[-1] else f"{ends[0]} – {ends[-1]}"
+
+
+def _inapplicable(run: RunResult) -> list[str]:
+    reasons = words.not_applicable(run)
+    if not reasons:
+        return []
+    lines = ["<details><summary>Not applicable, by reason</summary>", ""]
+    lines += [f"- {count} × {text(reason)}" for reason, count in reasons[:20]]
+    if len(reasons) > 20:
+        lines.append(f"- … and {len(reasons) - 20} more reasons")
+    return [*lines, "", "</details>"]
+
+
+def _references(run: RunResult) -> list[str]:
+    wrong = [reference for reference in run.reference if not reference.ok]
+    new = [reference for reference in run.reference if reference.recorded]
+    foreign = sum(not reference.same_environment for reference in run.reference)
+    lines = []
+    if run.reference and not wrong:
+        lines.append(
+            f"The reference decode agrees with its golden for all {len(run.reference)} model and latents pairs."
+        )
+    for item in wrong[:20]:
+        why = (
+            text(item.reason) if item.reason else f"drift {words.number(item.drift)} grey levels, limit {item.limit:g}"
+        )
+        lines.append(f"- ❌ reference {code(f'{item.model}/{item.latents}')}: {why}")
+    if new:
+        lines.append(f"- {words.plural(len(new), 'golden')} recorded by this very run: nothing vouches for them yet.")
+    if foreign:
+        lines.append(
+            f"- {foreign} of {len(run.reference)} goldens come from another environment class: approved values are shown, not gated."
+        )
+    return ["### Reference", "", *lines] if lines else []
+
+
+def _notes(run: RunResult) -> list[str]:
+    emulated = sum(words.emulated(case) for case in words.judged(run))
+    notes = [*run.notes]
+    if emulated:
+        notes.append(f"{words.plural(emulated, 'case')} ran fp16 emulated: each operator in fp32, its result rounded to fp16; "
+                     "no memory figure of their own.")  # fmt: skip
+    lines = [f"- {text(note, 600)}" for note in notes[:20]]
+    if len(notes) > 20:
+        lines.append(f"- … and {len(notes) - 20} more notes")
+    return ["### Notes", "", *lines] if lines else []
+
+
+def _environment(run: RunResult) -> list[str]:
+    pairs = words.facts(run.environment)
+    if not pairs:
+        return []
+    shown = [f"{text(name, 60)} {code(value, 160)}" for name, value in pairs[:40]]
+    return ["<details><summary>Environment</summary>", "", "<br>\n".join(shown), "", "</details>"]

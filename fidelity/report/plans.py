@@ -1,0 +1,125 @@
+"""Which plans pass, what they save, and which to take: read from the cases of a run, nothing measured.
+
+Peaks of different latents cannot be compared (another size needs other memory), so each model has one *yardstick*: the
+latents with the most measured peaks. Savings are against the plain fp32 decode of the same latents.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from fidelity.records import CaseResult, DecodePlan, RunResult
+from fidelity.report import words
+
+
+class PlanSummary(Struct, frozen=True):
+    """One plan of one model over all latents that it was judged with."""
+
+    model: str
+    plan: DecodePlan
+    passed: tuple[str, ...]
+    """Names of the latents with which it passed every gate."""
+    failed: tuple[str, ...]
+    """Names of those with which it failed or could not be judged."""
+    missing: tuple[str, ...]
+    """Names of the model's latents with which it was not judged, though nothing says that it cannot apply."""
+    case: str
+    """Id of its case on the yardstick."""
+    peak_bytes: int | None
+    seconds: float | None
+    saved: float | None
+    """Share of the plain fp32 decode's peak that is not needed, 0.25 for a quarter; negative where it needs more."""
+    rmse: float | None
+    """The worst RMSE over all latents, grey levels; None if one was not measured."""
+    emulated: bool
+
+    @property
+    def passes(self) -> bool:
+        """Passed with every latents that it was judged with, of which there is at least one."""
+        return bool(self.passed) and not self.failed
+
+    @property
+    def everywhere(self) -> bool:
+        """Passed with all latents of the model to which it can apply."""
+        return self.passes and not self.missing
+
+
+def summarize(run: RunResult) -> dict[str, list[PlanSummary]]:
+    """Every judged plan by model, in the order of the run."""
+    return {model: _of_model([case for case in run.cases if case.model == model]) for model in _names(run)}
+
+
+def recommend(plans: Sequence[PlanSummary], budget: int | None = None) -> list[PlanSummary]:
+    """Plans that pass everywhere and need at most `budget` bytes, least peak first, then fewest seconds, then id.
+
+    A plan without a measured peak (emulated, or not measured) is never recommended: what it needs is not known.
+    """
+    fitting = [
+        plan
+        for plan in plans
+        if plan.everywhere and not plan.emulated and plan.peak_bytes is not None
+        and (budget is None or plan.peak_bytes <= budget)
+    ]  # fmt: skip
+    return sorted(fitting, key=_cheapest)
+
+
+def yardstick(cases: Sequence[CaseResult]) -> str | None:
+    """The latents with the most measured peaks, then the most judged cases; None where nothing was judged."""
+    judged = [case for case in cases if case.verdict != "not_applicable"]
+    peaks = Counter(case.latents for case in judged if words.peak(case) is not None)
+    numbers = Counter(case.latents for case in judged)
+    return max(numbers, key=lambda name: (peaks[name], numbers[name]), default=None)
+
+
+def _names(run: RunResult) -> list[str]:
+    return list(dict.fromkeys(case.model for case in run.cases))
+
+
+def _cheapest(plan: PlanSummary) -> tuple[float, float, str]:
+    unknown = float("inf")
+    return (
+        unknown if plan.peak_bytes is None else plan.peak_bytes,
+        unknown if plan.seconds is None else plan.seconds,
+        plan.plan.id,
+    )
+
+
+def _of_model(cases: list[CaseResult]) -> list[PlanSummary]:
+    measure = yardstick(cases)
+    if measure is None:
+        return []
+    # A partial run has not yet met all latents, but those that cannot apply to any plan are no gap either.
+    latents = list(dict.fromkeys(case.latents for case in cases if case.verdict != "not_applicable"))
+    by_plan: dict[str, list[CaseResult]] = {}
+    for case in cases:
+        by_plan.setdefault(case.plan.id, []).append(case)
+    plain = next((case for case in by_plan.get(DecodePlan().id, []) if case.latents == measure), None)
+    base = None if plain is None else words.peak(plain)
+    found = (_summary(group, latents, measure, base) for group in by_plan.values())
+    return [summary for summary in found if summary is not None]
+
+
+def _summary(cases: list[CaseResult], latents: list[str], measure: str, base: int | None) -> PlanSummary | None:
+    judged = [case for case in cases if case.verdict != "not_applicable"]
+    if not judged:
+        return None
+    met = {case.latents for case in cases}
+    place = next((case for case in judged if case.latents == measure), None)
+    errors = [words.value(case, "rmse") for case in judged]
+    peak = None if place is None else words.peak(place)
+    return PlanSummary(
+        model=judged[0].model,
+        plan=judged[0].plan,
+        passed=tuple(case.latents for case in judged if case.verdict == "pass"),
+        failed=tuple(case.latents for case in judged if case.verdict != "pass"),
+        missing=tuple(name for name in latents if name not in met),
+        case=(place or judged[0]).id,
+        peak_bytes=peak,
+        seconds=None if place is None else words.seconds(place),
+        saved=None if not base or peak is None else 1 - peak / base,
+        rmse=None if any(error is None for error in errors) else max(error for error in errors if error is not None),
+        emulated=any(words.emulated(case) for case in judged),
+    )
