@@ -71,7 +71,7 @@ class KLFamily(FamilyBase):
         return TileGrid(rows=rows, cols=cols)
 
     def set_tiling(self, module: nn.Module, geometry: Geometry, tiling: Tiling) -> None:
-        """Set all four attributes: `enable_tiling` takes no sizes here, and the sample's tile must match the latents'."""
+        """Set all four: `enable_tiling` takes no sizes here, and the sample's tile must match the latents'."""
         module.use_tiling = True
         module.tile_latent_min_size = tiling.tile
         module.tile_sample_min_size = tiling.tile * geometry.spatial
