@@ -7,6 +7,7 @@ moves none) share their measurements: they are pure functions, kept by the diges
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,9 +118,10 @@ class Evaluator:
         if made.shape != stored.latents.shape or not torch.allclose(made, stored.latents, rtol=1e-3, atol=1e-3):
             reason = f"the latents {latents!r} made now differ from those of the golden: fidelity golden approve records anew"
             return Reference(drift=None, ok=False, reason=reason, recorded=recorded, **about)
-        sample = self.runner(model).decode(stored.latents, REFERENCE_PLAN, trace=False).sample
+        decoded = self.runner(model).decode(stored.latents, REFERENCE_PLAN, trace=False)
+        about["seconds"] = decoded.seconds["decode"]
         measured = METRICS.get("rmse")(
-            sample, stored.sample, plan=REFERENCE_PLAN, receipts={}, data_range=self.models[model].data_range
+            decoded.sample, stored.sample, plan=REFERENCE_PLAN, receipts={}, data_range=self.models[model].data_range
         )
         drift = measured.value
         ok = drift is not None and drift <= limit
@@ -173,7 +175,9 @@ class Evaluator:
             reasons.append(Reason("shape", message, diagnosis=("geometry",)))
             return self._finish(case, gates.verdict(tuple(reasons)), tuple(reasons), decoded)
         try:
+            start = time.perf_counter()
             measurements, pictures = self._measure(case, stored, decoded)
+            decoded.seconds["measure"] = time.perf_counter() - start
         except EvaluationError as error:  # an instrument that may not gate: never a pass, never a skip
             return self._finish(case, "error", (*reasons, Reason("instrument", str(error))), decoded)
         reasons += gates.judge(measurements, case.limits, instruments=blame())
@@ -208,7 +212,7 @@ class Evaluator:
             receipts=decoded.receipts,
             measurements=measurements or {},
             memory=decoded.memory,
-            seconds={"decode": decoded.seconds},
+            seconds=decoded.seconds,
             images=pictures or {},
             data_range=self.models[case.model].data_range,
         )

@@ -252,6 +252,10 @@ class Observation:
     call_dtypes: set[str] = field(default_factory=set)
     middle_dtypes: set[str] = field(default_factory=set)
     weight_devices: set[str] = field(default_factory=set)
+    weight_dtypes: set[str] = field(default_factory=set)
+    """Floating point dtypes of the decoder's weights and buffers while it was called."""
+    started_ns: int = 0
+    """`time.perf_counter_ns()` when watching began: what fired before belongs to another decode."""
     output_dtype: str = ""
     grid: TileGrid | None = None
     """The grid that the plan asks for, None where it asks for none."""
@@ -331,7 +335,8 @@ class Decoded:
     """What happened: the sample as fp32 on the CPU in the declared range, and the proof of how it was made."""
 
     sample: torch.Tensor
-    seconds: float
+    seconds: dict[str, float]
+    """`decode`: the judged decode, by itself; `memory`: the traced decode before it, where there was one."""
     receipts: Receipts
     memory: MemoryTrace
     repeat_exact: bool | None = None
@@ -423,6 +428,7 @@ class Reference(Struct, frozen=True):
     reason: str | None = None
     recorded: bool = False
     """Whether this run recorded the golden (--record-missing)."""
+    seconds: float = 0.0
 
 
 class RunResult(Struct, frozen=True):

@@ -89,9 +89,12 @@ class Runner:
                 optimizations.apply_plan(self.module, applied, model=self.model, device=self.device) as proofs,
             ):
                 fed = latents.to(self.device, dtype=_compute_dtype(applied))
+                taken: dict[str, float] = {}
                 if trace and not emulated:
+                    start = time.perf_counter()
                     traced, memory = self._trace(run, fed)
-                sample, seconds, seen, resident = self._judge(run, fed, plan)
+                    taken["memory"] = time.perf_counter() - start
+                sample, taken["decode"], seen, resident = self._judge(run, fed, plan)
                 receipts = _receipts(proofs, seen) if decode is None else _claims(seen, plan)
         except BaseException:
             self._load()  # whatever a crash left behind must not reach the next case
@@ -101,7 +104,7 @@ class Runner:
         if memory.method:
             memory = msgspec.structs.replace(memory, resident_peak_bytes=resident)
         exact = None if traced is None else bool(torch.equal(_bits(traced), _bits(candidate)))
-        return Decoded(candidate, seconds, receipts, memory, exact)
+        return Decoded(candidate, taken, receipts, memory, exact)
 
     def _trace(self, run: Decode, latents: Tensor) -> tuple[Tensor, MemoryTrace]:
         output, memory = allocator.trace(
