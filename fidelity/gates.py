@@ -95,7 +95,7 @@ def _place(measurement: Measurement) -> str:
 # ---------------------------------------------------------------- receipts
 
 
-def receipts_reasons(
+def receipt_reasons(
     receipts: Receipts, requested: Iterable[str] = (), *, repeat_exact: bool | None = None
 ) -> tuple[Reason, ...]:
     """Say what the receipts give away: an option that did not engage, state left behind, a decode that varies.
@@ -165,7 +165,8 @@ def regressions(
         floor = floors.get(name, 0.0)
         worse = value - was if found.better == "lower" else was - value
         if not worse <= floor:  # a NaN floor or approved value holds nothing
-            message = f"{name} is {value:.6g} {found.unit}, approved at {was:.6g}: worse by {worse:.3g}, noise floor {floor:.3g}"
+            against = f"approved at {was:.6g}: worse by {worse:.3g}, noise floor {floor:.3g}"
+            message = f"{name} is {value:.6g} {found.unit}, {against}"
             reasons.append(Reason(name, message, value, was, found.unit, ("regressed",)))
     return tuple(reasons)
 

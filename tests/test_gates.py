@@ -152,41 +152,41 @@ GOOD = {
 
 
 def test_good_receipts_give_no_reason():
-    assert gates.receipts_reasons(GOOD, ["tiling"], repeat_exact=True) == ()
+    assert gates.receipt_reasons(GOOD, ["tiling"], repeat_exact=True) == ()
 
 
 @pytest.mark.parametrize(("name", "blamed"), [("tiling", "not_engaged"), ("precision", "dtype"), ("dtype", "dtype")])
 def test_an_option_that_did_not_engage_is_named(name, blamed):
     receipts = {**GOOD, name: {"requested": True, "engaged": False, "reason": "one call of the whole latents"}}
-    (reason,) = gates.receipts_reasons(receipts)
+    (reason,) = gates.receipt_reasons(receipts)
     assert reason.diagnosis == (blamed,)
     assert "one call of the whole latents" in reason.message
 
 
 def test_a_requested_option_without_receipt_or_proof_is_named():
-    (missing,) = gates.receipts_reasons(GOOD, ["tiling", "slicing"])
+    (missing,) = gates.receipt_reasons(GOOD, ["tiling", "slicing"])
     assert (missing.name, missing.diagnosis) == ("slicing", ("not_engaged",))
-    (empty,) = gates.receipts_reasons({**GOOD, "offload": {"requested": True}})
+    (empty,) = gates.receipt_reasons({**GOOD, "offload": {"requested": True}})
     assert empty.name == "offload"
-    (unsaid,) = gates.receipts_reasons({**GOOD, "offload": {"requested": True, "engaged": None, "reason": ""}})
+    (unsaid,) = gates.receipt_reasons({**GOOD, "offload": {"requested": True, "engaged": None, "reason": ""}})
     assert unsaid.name == "offload"
 
 
 def test_a_receipt_may_say_that_nothing_can_be_proved():
     receipts = {**GOOD, "offload": {"requested": True, "engaged": None, "reason": "no accelerator"}}
-    assert gates.receipts_reasons(receipts, ["offload"]) == ()
+    assert gates.receipt_reasons(receipts, ["offload"]) == ()
 
 
 @pytest.mark.parametrize("state", [{"restored": False, "leaks": ["use_tiling"]}, {"leaks": ["use_tiling"]}])
 def test_state_left_behind_is_named_with_what_leaked(state):
-    (reason,) = gates.receipts_reasons({**GOOD, "state": state})
+    (reason,) = gates.receipt_reasons({**GOOD, "state": state})
     assert reason.diagnosis == ("state_leak",)
     assert "use_tiling" in reason.message
 
 
 def test_a_decode_that_varies_is_nondeterministic():
-    assert gates.diagnosis(gates.receipts_reasons(GOOD, repeat_exact=False)) == ("nondeterministic",)
-    assert gates.receipts_reasons(GOOD, repeat_exact=None) == ()
+    assert gates.diagnosis(gates.receipt_reasons(GOOD, repeat_exact=False)) == ("nondeterministic",)
+    assert gates.receipt_reasons(GOOD, repeat_exact=None) == ()
 
 
 # ---------------------------------------------------------------- regressions

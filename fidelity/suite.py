@@ -1,0 +1,284 @@
+"""A suite: its TOML expanded into cases, each with its limits, its expectation and why it may not apply.
+
+Everything is checked before anything is decoded, and without torch: names, ranges, tile geometry, dead rules.
+
+    suite = load(Path("suites/reference.toml"), registry)
+    suite = select(suite, "*-disk")                                        # or
+    suite = with_plan(suite, parse_plan("bf16,tile=16,overlap=0.25", registry))
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fidelity import grammar
+from fidelity.errors import IllegalTiling, RequestError, SuiteError
+from fidelity.estimate import time_estimate
+from fidelity.plans import axes, parse_plan
+from fidelity.plans import plan as make_plan
+from fidelity.records import Case, DecodePlan, LatentSource, Limit, Model
+from fidelity.rules import Cell
+
+ORACLE_SETTINGS = ("slicing", "tiling", "temporal", "offload")
+"""Settings whose decode an oracle can assemble by itself; precision alone is compared with nothing but the golden."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Cases to judge, in a stable order, and what they need: models and latents by name, the folder of goldens.
+
+    `excluded`: id and reason of each cell left out. `shapes`: latents' shape by (model, latents), as the decoder takes
+    them. `digest`: SHA-256 of the TOML. `notes`: expectations that are not in force with the installed versions.
+    """
+
+    name: str
+    path: Path
+    golden: Path
+    digest: str
+    cases: tuple[Case, ...]
+    excluded: tuple[tuple[str, str], ...]
+    models: dict[str, Model]
+    latents: dict[str, LatentSource]
+    shapes: dict[tuple[str, str], tuple[int, ...]]
+    notes: tuple[str, ...] = ()
+    document: Any = field(default=None, repr=False)
+    """The grammar.Document that it was made of."""
+    registry: ModuleType | None = field(default=None, repr=False)
+
+    @property
+    def judged(self) -> tuple[Case, ...]:
+        """The cases that will be decoded."""
+        return tuple(case for case in self.cases if case.not_applicable is None)
+
+    def about(self) -> dict[str, Any]:
+        """What results.json says of the suite."""
+        return {
+            "name": self.name,
+            "path": str(self.path),
+            "digest": self.digest,
+            "cases": len(self.cases),
+            "judged": len(self.judged),
+            "excluded": [{"id": name, "reason": reason} for name, reason in self.excluded],
+            "notes": list(self.notes),
+        }
+
+
+def load(path: Path, registry: ModuleType, *, substitute: Model | None = None) -> Suite:
+    """Read, check and expand a suite. `registry` holds what is registered; `substitute` is a model of the user's own.
+
+    The substitute takes the place of the suite's model of its name, or of all of the suite's models.
+    Raises RequestError (SuiteError, UnknownName, ModelError, LatentsError …), one line with the file and the place.
+    """
+    path = Path(path)
+    document = grammar.read(path, registry)
+    try:
+        cells = _expand(document, registry)
+        document.rules.refuse_dead(list(cells.values()))
+        if substitute is not None:
+            cells = _substituted(cells, substitute.name)
+        known = {} if substitute is None else {substitute.name: substitute}
+        return _suite(document, registry, cells.values(), known)
+    except RequestError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def select(suite: Suite, glob: str) -> Suite:
+    """The cases whose whole id matches `glob` (fnmatchcase). Raises SuiteError, with the nearest ids, if none does."""
+    cases = tuple(case for case in suite.cases if fnmatchcase(case.id, glob))
+    excluded = tuple((name, reason) for name, reason in suite.excluded if fnmatchcase(name, glob))
+    if not cases:
+        if excluded:
+            raise SuiteError(f"--case {glob!r}: {excluded[0][0]} is excluded by the suite: {excluded[0][1]}")
+        near = difflib.get_close_matches(glob.replace("*", ""), [case.id for case in suite.cases], n=3, cutoff=0.0)
+        raise SuiteError(f"--case {glob!r} matches none of {len(suite.cases)} cases; the nearest: {', '.join(near)}")
+    return _judging(replace(suite, cases=cases, excluded=excluded), f"--case {glob!r}")
+
+
+def with_plan(suite: Suite, plan: DecodePlan) -> Suite:
+    """The suite's models and latents under one plan, judged under its limits and expectations."""
+    registry = _registry(suite)
+    cells = [(model, latents, plan) for model, latents in suite.shapes]
+    return _suite(suite.document, registry, cells, suite.models)
+
+
+def load_all(folder: Path, beside: Suite) -> list[Suite]:
+    """The other suites in `folder`: those beside a suite may need the same goldens. Raises if one cannot be read."""
+    found = [
+        path for path in sorted(folder.glob("*.toml")) if _is_suite(path) and path.resolve() != beside.path.resolve()
+    ]
+    return [load(path, _registry(beside)) for path in found]
+
+
+def listing(folder: Path, registry: ModuleType) -> list[tuple[str, str]]:
+    """Path and one line on each suite in `folder`; a suite that cannot be read says why."""
+    return [(str(path), _line(path, registry)) for path in sorted(folder.glob("*.toml")) if _is_suite(path)]
+
+
+def _line(path: Path, registry: ModuleType) -> str:
+    try:
+        suite = load(path, registry)
+    except RequestError as error:
+        return f"unreadable: {error}"
+    return f"{suite.name}: {len(suite.cases)} cases, {len(suite.judged)} judged, of {', '.join(suite.models)}"
+
+
+def _is_suite(path: Path) -> bool:
+    """Whether a TOML file claims to be a suite: other tools' files may lie in the same folder."""
+    return path.is_file() and b"fidelity.suite/" in path.read_bytes()
+
+
+def _registry(suite: Suite) -> ModuleType:
+    if suite.registry is None:
+        raise ValueError(f"suite {suite.name!r} was not made by load()")
+    return suite.registry
+
+
+# ---------------------------------------------------------------- cells
+
+
+def _expand(document: grammar.Document, registry: ModuleType) -> dict[str, Cell]:
+    """Every cell of every block by id, the offload varying fastest; a cell of two blocks is one."""
+    cells: dict[str, Cell] = {}
+    for block in document.blocks:
+        order = [axis for axis in axes(registry) if axis in block.axes]
+        values = [block.axes[axis] for axis in order]
+        for model, latents, *chosen in itertools.product(block.models, block.latents, *values):
+            cell = (model, latents, make_plan(dict(zip(order, chosen))))
+            first = cells.setdefault(_id(cell), cell)
+            if first != cell:
+                raise SuiteError(f"two plans have the id {_id(cell)}: give an overlap or value fewer digits")
+    return cells
+
+
+def _id(cell: Cell) -> str:
+    model, latents, plan = cell
+    return Case(model, latents, plan).id
+
+
+def _substituted(cells: dict[str, Cell], name: str) -> dict[str, Cell]:
+    if any(model == name for model, _, _ in cells.values()):
+        return cells
+    renamed = [(name, latents, plan) for _, latents, plan in cells.values()]
+    return {_id(cell): cell for cell in renamed}
+
+
+# ---------------------------------------------------------------- cases
+
+
+def _suite(
+    document: grammar.Document,
+    registry: ModuleType,
+    cells: Iterable[Cell],
+    models: Mapping[str, Model],
+) -> Suite:
+    """A suite of these cells; `models` are known already, by name, and others come from the document or registry."""
+    cells, known = list(cells), dict(models)
+    for name in dict.fromkeys(model for model, _, _ in cells):
+        known.setdefault(name, _model(name, document, registry))
+    sources = {name: _source(name, document, registry) for name in dict.fromkeys(latents for _, latents, _ in cells)}
+    shapes: dict[tuple[str, str], tuple[int, ...]] = {}
+    cases, excluded = [], []
+    for model, latents, plan in cells:
+        if (model, latents) not in shapes:
+            shapes[model, latents] = tuple(sources[latents].shape(known[model].geometry))
+        reason = document.rules.exclusion_of((model, latents, plan))
+        if reason is not None:
+            excluded.append((_id((model, latents, plan)), reason))
+        else:
+            shape = shapes[model, latents]
+            cases.append(_case((model, latents, plan), known[model], shape, document, registry))
+    return _judging(
+        Suite(
+            name=document.name,
+            path=document.path,
+            golden=document.golden,
+            digest=document.digest,
+            cases=tuple(cases),
+            excluded=tuple(excluded),
+            models={name: known[name] for name in dict.fromkeys(model for model, _ in shapes)},
+            latents=sources,
+            shapes=shapes,
+            notes=tuple(rule.out_of_force for rule in document.rules.expect if rule.out_of_force),
+            document=document,
+            registry=registry,
+        ),
+        document.name,
+    )
+
+
+def _model(name: str, document: grammar.Document, registry: ModuleType) -> Model:
+    if name not in document.models:
+        return registry.MODELS.get(name)
+    from fidelity.models.load import from_path
+
+    return from_path(name, document.models[name])
+
+
+def _source(name: str, document: grammar.Document, registry: ModuleType) -> LatentSource:
+    if name not in document.latents:
+        return registry.LATENTS.get(name)
+    from fidelity.latents import from_file
+
+    own = document.latents[name]
+    return from_file(name, Path(own.file), tensor=own.tensor, scaled=own.scaled)
+
+
+def _case(cell: Cell, model: Model, shape: tuple[int, ...], document: grammar.Document, registry: ModuleType) -> Case:
+    name, latents, plan = cell
+    case = Case(
+        name,
+        latents,
+        plan,
+        limits=_needed(document.rules.limits_for(cell), plan, registry),
+        expected=document.rules.expectation_for(cell),
+        not_applicable=_inapplicable(plan, model, shape, registry),
+    )
+    if case.not_applicable is None and plan.tiling is not None and case.expected.verdict == "pass":
+        try:
+            model.family.tile_grid(model.geometry, (shape[-2], shape[-1]), plan.tiling)
+        except IllegalTiling as error:
+            raise IllegalTiling(f"{case.id}: {error} (or cover it by an [[expect]])") from error
+    return case
+
+
+def _inapplicable(plan: DecodePlan, model: Model, shape: tuple[int, ...], registry: ModuleType) -> str | None:
+    """Why the first setting that cannot apply cannot: a pure function of plan and geometry."""
+    settings = [(registry.OPTIMIZATIONS.get(name), value) for name, value in plan.settings.items()]
+    for optimization, value in sorted(settings, key=lambda pair: pair[0].order):
+        reason = optimization.inapplicable(value, plan, model, shape)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _needed(limits: dict[str, Limit], plan: DecodePlan, registry: ModuleType) -> dict[str, Limit]:
+    """The limits on what this plan has: where there are no tiles there is no seam to measure."""
+    settings = plan.settings
+    needs: dict[str, tuple[str, ...]] = {"tile_seam": ("tiling",), "oracle_max_abs": ORACLE_SETTINGS}
+    needs |= {name: (each.needs,) for name, each in registry.DETECTORS.items() if each.needs}
+    return {
+        name: limit
+        for name, limit in limits.items()
+        if name not in needs or any(setting in settings for setting in needs[name])
+    }
+
+
+def _judging(suite: Suite, what: str) -> Suite:
+    """The suite, if it judges anything. Raises SuiteError."""
+    if suite.judged:
+        return suite
+    if suite.cases:
+        case = suite.cases[0]
+        raise SuiteError(f"{what}: nothing to judge: no case is applicable; {case.id}: {case.not_applicable}")
+    first = f"; {suite.excluded[0][0]}: {suite.excluded[0][1]}" if suite.excluded else ""
+    raise SuiteError(f"{what}: nothing to judge: every cell is excluded{first}")
+
+
+__all__ = ["Suite", "listing", "load", "load_all", "parse_plan", "select", "time_estimate", "with_plan"]
