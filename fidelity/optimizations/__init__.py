@@ -1,1 +1,24 @@
-"""TODO"""
+"""Each optimization applies one setting, proves that it ran, and restores; `apply_plan` applies a whole plan.
+
+with apply_plan(module, plan, model=model, device="cpu") as proofs, observe(module, model) as seen:
+    sample = model.family.decode(module, latents)
+    receipts = {name: prove(seen) for name, prove in proofs.items()}
+"""
+
+from __future__ import annotations
+
+from fidelity.optimizations import offload, precision, slicing, state, temporal, tiling
+from fidelity.optimizations.observe import observe
+from fidelity.optimizations.plan import apply_plan, inapplicable
+
+__all__ = [
+    "apply_plan",
+    "inapplicable",
+    "observe",
+    "offload",
+    "precision",
+    "slicing",
+    "state",
+    "temporal",
+    "tiling",
+]
