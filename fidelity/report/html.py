@@ -202,4 +202,4 @@ def _asset(name: str) -> str:
 def _vendor(name: str) -> str:
     """A vendored script without its source-map comment, which would name a file that is not there."""
     text = (resources.files("fidelity.report") / "vendor" / name).read_text(encoding="utf-8")
-    return "\n".join(line for line in text.splitlines() if not line.startswith("//# sourceMappingURL="))
+    return "\n".join(line for line in text.split("\n") if not line.startswith("//# sourceMappingURL="))
