@@ -157,7 +157,7 @@ def record(
     )
     files = {SAMPLE: data, CERTIFICATE: to_json(certificate) + b"\n"}
     try:
-        _store(place.folder, files)
+        _store(place.folder, files, replace=replace)
     except OSError as error:
         raise GoldenError(f"golden {place.folder} cannot be stored: {first_line(error)}") from error
     return certificate
@@ -179,26 +179,31 @@ def _tensor_bytes(sample: Tensor, latents: Tensor) -> bytes:
     return save({"sample": sample.detach().cpu().contiguous(), "latents": latents.detach().cpu().contiguous()})
 
 
-def _store(folder: Path, files: Mapping[str, bytes]) -> None:
+def _store(folder: Path, files: Mapping[str, bytes], *, replace: bool) -> None:
     """Make a folder of these files at once; what is there moves away first, and back if that fails."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    retired = staging.with_name(staging.name + ".old")
     try:
         for name, data in files.items():
             (staging / name).write_bytes(data)
         staging.chmod(0o755)
-        if folder.exists():
-            os.rename(folder, retired)
-        try:
-            os.rename(staging, folder)  # refuses a folder that another process made meanwhile
-        except BaseException:
-            if retired.exists():
-                os.rename(retired, folder)
-            raise
+        if replace and folder.exists():
+            _swap(staging, folder)
+        else:
+            os.rename(staging, folder)  # refuses a folder that another process filled meanwhile
     finally:
-        for leftover in (staging, retired):
-            shutil.rmtree(leftover, ignore_errors=True)  # the first is gone already when all went well
+        shutil.rmtree(staging, ignore_errors=True)  # gone already when all went well
+
+
+def _swap(staging: Path, folder: Path) -> None:
+    retired = staging.with_name(staging.name + ".old")
+    os.rename(folder, retired)
+    try:
+        os.rename(staging, folder)
+    except BaseException:
+        os.rename(retired, folder)
+        raise
+    shutil.rmtree(retired)
 
 
 def _today() -> str:

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 from packaging.requirements import InvalidRequirement, Requirement
 
-from fidelity import plans, rules
+from fidelity import oracles, plans, rules
 from fidelity.errors import RequestError, SuiteError, UnknownName
 from fidelity.records import DIAGNOSES, Expectation, Limit
 from fidelity.registry import unknown
@@ -30,7 +30,7 @@ else:
     import tomli as tomllib
 
 SCHEMA = "fidelity.suite/1"
-DERIVED = {"tile_seam": "lower", "oracle_max_abs": "lower"}
+DERIVED = {"tile_seam": "lower", oracles.NAME: "lower"}
 """Measurements that no single instrument makes, and which direction is better."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 

@@ -106,23 +106,25 @@ def parse_plan(text: str, registry: ModuleType) -> DecodePlan:
     with `temporal_overlap=`, `dtype=`, `offload=`, and registered optimizations as `name` or `name=value`.
     Raises SuiteError, or UnknownName with the closest token.
     """
+    try:
+        return plan({axis: value(axis, raw) for axis, raw in _tokens(text, registry).items()})
+    except (SuiteError, UnknownName) as error:
+        raise type(error)(f"--plan {text!r}: {error}") from None
+
+
+def _tokens(text: str, registry: ModuleType) -> dict[str, Any]:
+    """Raw values by axis."""
     values: dict[str, Any] = {}
     for token in (part.strip() for part in text.split(",")):
         if not token:
-            raise SuiteError(f"--plan {text!r}: an empty token; write for example bf16,tile=16,overlap=0.25,slicing")
-        try:
-            axis, chosen = _token(token, registry)
-            if isinstance(chosen, dict):
-                chosen = _merge(values.pop(axis, {}), chosen)
-            if axis in values:
-                raise SuiteError(f"{axis} is said twice")
-            values[axis] = chosen
-        except (SuiteError, UnknownName) as error:
-            raise type(error)(f"--plan {text!r}: {error}") from None
-    try:
-        return plan({axis: value(axis, raw) for axis, raw in values.items()})
-    except SuiteError as error:
-        raise SuiteError(f"--plan {text!r}: {error}") from None
+            raise SuiteError("an empty token; write for example bf16,tile=16,overlap=0.25,slicing")
+        axis, raw = _token(token, registry)
+        if isinstance(raw, dict):
+            raw = _merge(values.pop(axis, {}), raw)
+        if axis in values:
+            raise SuiteError(f"{axis} is said twice")
+        values[axis] = raw
+    return values
 
 
 def _token(token: str, registry: ModuleType) -> tuple[str, Any]:
@@ -146,7 +148,7 @@ def _token(token: str, registry: ModuleType) -> tuple[str, Any]:
     raise UnknownName(unknown("token", token, known))
 
 
-def _merge(old: Any, new: dict[str, Any]) -> dict[str, Any]:
+def _merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     for key in new:
         if key in old:
             raise SuiteError(f"{key} is said twice")

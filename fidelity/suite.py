@@ -18,16 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fidelity import grammar
+from fidelity import grammar, oracles
 from fidelity.errors import IllegalTiling, RequestError, SuiteError
 from fidelity.estimate import time_estimate
 from fidelity.plans import axes, parse_plan
 from fidelity.plans import plan as make_plan
 from fidelity.records import Case, DecodePlan, LatentSource, Limit, Model
 from fidelity.rules import Cell
-
-ORACLE_SETTINGS = ("slicing", "tiling", "temporal", "offload")
-"""Settings whose decode an oracle can assemble by itself; precision alone is compared with nothing but the golden."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +178,8 @@ def _suite(
     """A suite of these cells; `models` are known already, by name, and others come from the document or registry."""
     cells, known = list(cells), dict(models)
     for name in dict.fromkeys(model for model, _, _ in cells):
-        known.setdefault(name, _model(name, document, registry))
+        if name not in known:
+            known[name] = _model(name, document, registry)
     sources = {name: _source(name, document, registry) for name in dict.fromkeys(latents for _, latents, _ in cells)}
     shapes: dict[tuple[str, str], tuple[int, ...]] = {}
     cases, excluded = [], []
@@ -260,14 +258,11 @@ def _inapplicable(plan: DecodePlan, model: Model, shape: tuple[int, ...], regist
 
 def _needed(limits: dict[str, Limit], plan: DecodePlan, registry: ModuleType) -> dict[str, Limit]:
     """The limits on what this plan has: where there are no tiles there is no seam to measure."""
-    settings = plan.settings
-    needs: dict[str, tuple[str, ...]] = {"tile_seam": ("tiling",), "oracle_max_abs": ORACLE_SETTINGS}
-    needs |= {name: (each.needs,) for name, each in registry.DETECTORS.items() if each.needs}
-    return {
-        name: limit
-        for name, limit in limits.items()
-        if name not in needs or any(setting in settings for setting in needs[name])
-    }
+    needs = {"tile_seam": "tiling"} | {name: each.needs for name, each in registry.DETECTORS.items() if each.needs}
+    out = {name for name in limits if name in needs and needs[name] not in plan.settings}
+    if not oracles.has_one(plan):
+        out.add(oracles.NAME)
+    return {name: limit for name, limit in limits.items() if name not in out}
 
 
 def _judging(suite: Suite, what: str) -> Suite:
