@@ -1,4 +1,4 @@
-"""The photographs that the suites encode: parts of pictures that scikit-image ships in its wheel. Nothing is downloaded."""
+"""Parts of the photographs that scikit-image ships in its wheel, for the suites to encode. Nothing is downloaded."""
 
 from __future__ import annotations
 

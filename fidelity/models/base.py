@@ -135,7 +135,7 @@ def _number(value: Any, key: str) -> float | None:
 def _numbers(value: Any, key: str, channels: int) -> tuple[float, ...] | None:
     if value is None:
         return None
-    if not isinstance(value, (list, tuple)) or len(value) != channels:
+    if not isinstance(value, (list, tuple)) or len(value) != channels or None in value:
         raise ModelError(f"{key} is {value!r}, expected a list of {channels} numbers, one a latent channel")
     return tuple(_number(item, key) for item in value)  # type: ignore[misc]
 
