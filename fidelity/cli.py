@@ -108,18 +108,23 @@ def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str 
 
 def _run_one(one: Suite, folder: Path, options: Options, resume: bool, quiet: bool) -> int:
     import shutil
+    import time
+    from contextlib import nullcontext
 
     from fidelity import report, runs
     from fidelity.report import console
 
+    start = time.monotonic()
     kept = runs.resumable(folder, one) if resume else ()
     with runs.staged(folder) as staging:
         if kept and (folder / "images").is_dir():
             shutil.copytree(folder / "images", staging / "images")
-        with console.progress(len(one.cases), quiet=quiet) as advance:
+        with console.progress(len(one.cases)) if not quiet else nullcontext(runs.silent) as advance:
             result = runs.execute(one, staging, options, kept=kept, progress=advance)
         report.write_all(result, staging)
-    console.show(result, folder / "report.html", quiet=quiet)
+    if not quiet:
+        console.table(result)
+    console.finish(result, seconds=time.monotonic() - start, report=folder / "report.html")
     return INTERRUPTED if result.partial else result.exit_status
 
 
@@ -299,7 +304,8 @@ def report_(folder: Path) -> int:
 
     result: RunResult = json.read(folder)
     report.write_all(result, folder)
-    console.show(result, folder / "report.html")
+    console.table(result)
+    console.finish(result, report=folder / "report.html")
     return result.exit_status
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fidelity import gates, golden, images
+from fidelity import gates, golden, images, oracles
 from fidelity import latents as latents_
 from fidelity.detectors import seam_family
 from fidelity.environment import environment_class
@@ -60,6 +60,7 @@ class Evaluator:
         self.gate_regressions = gate_regressions
         self._runners: dict[str, Runner] = {}
         self._golden: tuple[tuple[str, str], golden.Golden] | None = None
+        self._oracle: tuple[str, Tensor] | None = None
         self._measured: dict[tuple[str, ...], tuple[dict[str, Measurement], dict[str, tuple[str, ...]]]] = {}
 
     # ------------------------------------------------------------ what a case needs
@@ -76,7 +77,7 @@ class Evaluator:
     def golden(self, model: str, latents: str) -> golden.Golden:
         """The golden of these latents, checked against the loaded weights. Raises GoldenError."""
         if self._golden is None or self._golden[0] != (model, latents):
-            self._golden = None  # one at a time
+            self._golden = self._oracle = None  # one at a time
             self._measured.clear()
             loaded = golden.load(self.root, model, latents, weights_digest=self.weights_digest(model))
             self._golden = ((model, latents), loaded)
@@ -162,10 +163,12 @@ class Evaluator:
             decoded = self.runner(case.model).decode(stored.latents, case.plan, decode=decode)
         except Exception as error:  # a decode may raise anything; its kind and words are the evidence
             return self._finish(case, "error", (crash(error),))
-        return self.judge(case, stored, decoded)
+        return self.judge(case, stored, decoded, by_somebody_else=decode is not None)
 
-    def judge(self, case: Case, stored: golden.Golden, decoded: Decoded) -> CaseResult:
-        """Measure a decode against its golden and gate it."""
+    def judge(
+        self, case: Case, stored: golden.Golden, decoded: Decoded, *, by_somebody_else: bool = False
+    ) -> CaseResult:
+        """Measure a decode against its golden, and against its oracle if it is the model's own; gate it."""
         reasons = list(
             gates.receipt_reasons(decoded.receipts, case.plan.settings, repeat_exact=decoded.repeat_exact)
         )
@@ -180,7 +183,12 @@ class Evaluator:
             decoded.seconds["measure"] = time.perf_counter() - start
         except EvaluationError as error:  # an instrument that may not gate: never a pass, never a skip
             return self._finish(case, "error", (*reasons, Reason("instrument", str(error))), decoded)
-        reasons += gates.judge(measurements, case.limits, instruments=blame())
+        limits = dict(case.limits)
+        if not by_somebody_else and oracles.has_one(case.plan):
+            measurements = {**measurements, oracles.NAME: self._against_oracle(case.plan, stored, decoded)}
+            limits.setdefault(oracles.NAME, oracles.LIMIT)
+            case = msgspec.structs.replace(case, limits=limits)
+        reasons += gates.judge(measurements, limits, instruments=blame())
         approved = golden.approved_for(stored, environment_class(self.device), case.plan)
         if approved and self.gate_regressions:
             reasons += gates.regressions(measurements, approved.values, approved.floors)
@@ -194,6 +202,15 @@ class Evaluator:
             pictures = images.save(decoded.sample, stored.sample, data_range, self.folder) if self.folder else {}
             self._measured[key] = (measurements, pictures)
         return self._measured[key]
+
+    def _against_oracle(self, plan: DecodePlan, stored: golden.Golden, decoded: Decoded) -> Measurement:
+        shared = oracles.shared(plan).id
+        if self._oracle is None or self._oracle[0] != shared:
+            start = time.perf_counter()
+            self._oracle = (shared, self.runner(stored.certificate.model).expected(stored.latents, plan))
+            decoded.seconds["oracle"] = time.perf_counter() - start
+        data_range = self.models[stored.certificate.model].data_range
+        return oracles.compare(decoded.sample, self._oracle[1], data_range=data_range)
 
     def _finish(
         self,
@@ -220,7 +237,8 @@ class Evaluator:
 
 def blame() -> dict[str, tuple[str, ...]]:
     """What a case is blamed on when an instrument is over its limit, by instrument."""
-    return {name: instrument.diagnosis for name, instrument in [*METRICS.items(), *DETECTORS.items()]}
+    named = {name: instrument.diagnosis for name, instrument in [*METRICS.items(), *DETECTORS.items()]}
+    return {**named, oracles.NAME: ("not_as_specified",)}
 
 
 def measure(

@@ -13,7 +13,7 @@ import msgspec
 
 from fidelity.lazy import torch
 from fidelity.optimizations import apply_plan
-from fidelity.records import DecodePlan, Limit, Model, TileAxis, TileGrid
+from fidelity.records import DecodePlan, Limit, Measurement, Model, TileAxis, TileGrid
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -61,6 +61,27 @@ def _item(module: nn.Module, latents: Tensor, plan: DecodePlan, model: Model) ->
         for top in grid.rows.starts
     ]
     return assemble(tiles, grid)
+
+
+def compare(candidate: Tensor, expected: Tensor, *, data_range: tuple[float, float]) -> Measurement:
+    """Largest absolute difference in grey levels per item, and its place; values that are NaN in both are equal.
+
+    Both (B, C, H, W) fp32. A shape of its own, or a value that is finite in only one of them, is not measured: `reason`.
+    """
+    about = {"name": NAME, "unit": "grey levels", "better": "lower"}
+    if candidate.shape != expected.shape:
+        sizes = " and ".join("×".join(map(str, tensor.shape)) for tensor in (candidate, expected))
+        return Measurement(reason=f"candidate and oracle differ in shape: {sizes}", **about)
+    low, high = data_range
+    same = (candidate == expected) | (candidate.isnan() & expected.isnan())
+    apart = torch.where(same, 0.0, (candidate - expected).abs() * (255.0 / (high - low)))
+    if not bool(apart.isfinite().all()):
+        return Measurement(reason="a value is finite in only one of candidate and oracle", **about)
+    per_image = tuple(apart.flatten(1).amax(1).tolist())
+    image, value = Measurement.worst(per_image, "lower")
+    y, x = divmod(int(apart[image].amax(0).argmax()), apart.shape[-1])
+    where = {"image": image, "x": x, "y": y} if value else None
+    return Measurement(value=value, per_image=per_image, where=where, exact=bool(same.all()), **about)
 
 
 def assemble(tiles: list[list[Tensor]], grid: TileGrid) -> Tensor:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fidelity import optimizations
+from fidelity import optimizations, oracles
 from fidelity.environment import native_bf16
 from fidelity.lazy import torch
 from fidelity.memory import allocator
@@ -105,6 +105,12 @@ class Runner:
             memory = msgspec.structs.replace(memory, resident_peak_bytes=resident)
         exact = None if traced is None else bool(torch.equal(_bits(traced), _bits(candidate)))
         return Decoded(candidate, taken, receipts, memory, exact)
+
+    def expected(self, latents: Tensor, plan: DecodePlan) -> Tensor:
+        """What the plan's options should give, by the oracle: fp32 on the CPU, shape as the sample."""
+        fed = latents.to(self.device, dtype=_compute_dtype(plan))
+        sample = oracles.expected(self.module, fed, plan, model=self.model, device=self.device)
+        return sample.detach().to("cpu", torch.float32)
 
     def _trace(self, run: Decode, latents: Tensor) -> tuple[Tensor, MemoryTrace]:
         output, memory = allocator.trace(
