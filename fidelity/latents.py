@@ -259,8 +259,10 @@ def _open(path: Path, label: str) -> Image.Image:
         raise LatentsError(f"{label}: cannot be read as a picture: {str(error).splitlines()[0]}") from None
     if picture.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
         raise LatentsError(f"{label}: pixels are of mode {picture.mode}, expected 8-bit grey or RGB")
-    if picture.has_transparency_data and picture.convert("RGBA").getextrema()[3][0] < 255:
-        raise LatentsError(f"{label}: has transparent pixels: lay it on a background first")
+    if "A" in picture.getbands() or "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+        if picture.getextrema()[3][0] < 255:
+            raise LatentsError(f"{label}: has transparent pixels: lay it on a background first")
     return picture.convert("RGB")
 
 

@@ -523,7 +523,7 @@ def test_reference_is_described_by_its_own_config() -> None:
     assert pickle.loads(pickle.dumps(hot)).name == "reference-kl-hot"
 
 
-@pytest.mark.parametrize(("size", "figure"), [(256, 20.93), (512, 24.03)])
+@pytest.mark.parametrize(("size", "figure"), [(256, 20.93), pytest.param(512, 24.03, marks=pytest.mark.slow)])
 def test_round_trip_is_as_the_readme_says(reference: torch.nn.Module, size: int, figure: float) -> None:
     from PIL import Image
 
