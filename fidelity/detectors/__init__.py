@@ -4,3 +4,7 @@ Importing this registers them.
 """
 
 from __future__ import annotations
+
+from fidelity.detectors.seams import seam_family
+
+__all__ = ["seam_family"]

@@ -77,7 +77,7 @@ def max_abs(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Meas
 
 @metric("p999_abs", unit="grey levels", better="lower")
 def p999_abs(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Measurement:
-    """The absolute difference that one value in a thousand exceeds, in grey levels (order statistic, no interpolation)."""
+    """The absolute difference that one value in a thousand exceeds, in grey levels (no interpolation)."""
     pair = Pair(candidate, golden, data_range)
 
     def quantile(images: Sequence[int]) -> list[float]:

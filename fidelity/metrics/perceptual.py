@@ -1,8 +1,8 @@
 """LPIPS with AlexNet, offline: weights carried in the package, loaded strictly, attested before they may score.
 
 Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric", CVPR 2018 (LPIPS v0.1). The
-`lpips` package loads its heads with `strict=False`, and its trunk from the network; here the file's digest, its keys and
-shapes, and the answer on a known pair are checked, and anything amiss is an AttestationError, never a score.
+`lpips` package loads its heads with `strict=False`, and its trunk from the network; here the file's digest, its keys
+and shapes, and the answer on a known pair are checked, and anything amiss is an AttestationError, never a score.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ SMALLEST = 31
 def lpips_alex(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Measurement:
     """LPIPS v0.1 distance on AlexNet features: 0 is equal, 0.1 is plain to see.
 
-    Tensors (B, 3, [T,] H, W), fp32, mapped from the declared range to [-1, 1] and clipped there (the network saw nothing
-    else). Raises AttestationError if the weights are missing, altered, or give a wrong answer on the known pair. The
-    golden's features are computed once per golden.
+    Tensors (B, 3, [T,] H, W), fp32, mapped from the declared range to [-1, 1] and clipped there (the network saw
+    nothing else). Raises AttestationError if the weights are missing, altered, or give a wrong answer on the known
+    pair. The golden's features are computed once per golden.
     """
     pair = Pair(candidate, golden, data_range)
     channels, height, width = pair.candidate.shape[1:]
@@ -63,7 +63,7 @@ def _prepare(pair: Pair, side: Tensor, images: Sequence[int]) -> Tensor:
     return pair.unit(side, images).mul_(2).sub_(1).clamp_(-1, 1)
 
 
-def features(model: nn.Module, images: Tensor) -> list[Tensor]:
+def features(model: Any, images: Tensor) -> list[Tensor]:
     """The five layers' features of (N, 3, H, W) in [-1, 1], each of unit length along its channels."""
     import lpips
 
@@ -71,7 +71,7 @@ def features(model: nn.Module, images: Tensor) -> list[Tensor]:
         return [lpips.normalize_tensor(layer) for layer in model.net(model.scaling_layer(images))]
 
 
-def compare(model: nn.Module, first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+def compare(model: Any, first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
     """LPIPS of two lists of features: (N,), one distance an image."""
     with torch.no_grad():
         layers = [head((a - b) ** 2).mean((1, 2, 3)) for head, a, b in zip(model.lins, first, second)]
@@ -135,7 +135,7 @@ def fill(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
 
 
 def known_pair() -> tuple[Tensor, Tensor]:
-    """Two pictures made by arithmetic alone, (1, 3, 64, 96) in [-1, 1]: rings on a ramp, and the same with a grating."""
+    """Two pictures made by arithmetic alone, (1, 3, 64, 96) in [-1, 1]: rings on a ramp, then with a grating."""
     y = torch.arange(64, dtype=torch.float64).view(1, -1, 1)
     x = torch.arange(96, dtype=torch.float64).view(1, 1, -1)
     tint = torch.tensor([0.9, 0.6, 0.3], dtype=torch.float64).view(3, 1, 1)

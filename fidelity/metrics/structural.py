@@ -43,7 +43,7 @@ def ssim(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Measure
 
 @metric("ms_ssim", unit="", better="higher")
 def ms_ssim(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Measurement:
-    """Multi-scale SSIM of Wang et al. 2003 over five scales; none below 161 px, and none where similarity is negative."""
+    """Multi-scale SSIM of Wang et al. 2003 over five scales; none below 161 px."""
     pair = Pair(candidate, golden, data_range)
     if min(candidate.shape[-2:]) < _SMALLEST_MS:
         reason = f"smaller than the {_SMALLEST_MS} px that {len(SCALES)} scales of an {WINDOW} px window need"
@@ -78,7 +78,7 @@ def _ssim(x: Tensor, y: Tensor, mean_y: Tensor, square_y: Tensor) -> tuple[Tenso
 
 
 def _blur(images: Tensor) -> Tensor:
-    """Gaussian window, valid part only, one axis after the other (sums of shifts: 25 times faster than conv2d at 512²)."""
+    """Gaussian window, valid part only, one axis after the other (shifts: 25 times faster than conv2d at 512²)."""
     height, width = images.shape[-2:]
     weights = [math.exp(-((i - WINDOW // 2) ** 2) / (2 * SIGMA**2)) for i in range(WINDOW)]
     weights = [weight / sum(weights) for weight in weights]

@@ -13,7 +13,7 @@ import fidelity.metrics  # registers
 from fidelity.errors import EvaluationError
 from fidelity.records import to_json
 from fidelity.registry import METRICS
-from tests.metrics.samples import RANGE, measure, noisy, picture
+from tests.metrics.samples import measure, noisy, picture
 
 ALL = [name for name, _ in METRICS.items()]
 DIFFERENCES = [name for name in ALL if name not in ("nonfinite_share", "clipped_share")]
