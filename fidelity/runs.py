@@ -247,6 +247,7 @@ def staged(folder: Path) -> Iterator[Path]:
     """A new folder that takes the place of `folder` when the block ends well, and vanishes when it does not."""
     refuse_foreign(folder)
     folder = folder.absolute()
+    made = [parent for parent in folder.parents if not parent.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -261,6 +262,9 @@ def staged(folder: Path) -> Iterator[Path]:
             staging.rename(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        for parent in made if not folder.exists() else ():
+            with contextlib.suppress(OSError):  # somebody else put something there meanwhile
+                parent.rmdir()
 
 
 def resumable(folder: Path, suite: Suite) -> tuple[CaseResult, ...]:

@@ -15,10 +15,10 @@ import fidelity
 PACKAGE = Path(fidelity.__file__).parent
 LAYERS = (
     {"errors", "lazy"},
-    {"records", "tensorfile"},
-    {"registry", "environment", "signal"},
+    {"records"},
+    {"registry", "environment", "signal", "tensorfile", "photographs"},
     {"models", "latents", "optimizations", "memory", "metrics", "detectors", "gates"},
-    {"runner", "oracles", "golden", "images", "plans", "rules", "grammar", "suite"},
+    {"runner", "oracles", "golden", "certificate", "images", "plans", "rules", "estimate", "grammar", "suite"},
     {"evaluator", "worker"},
     {"pool"},
     {"runs"},
