@@ -19,12 +19,14 @@ else:
 
         def __init__(self, name: str):
             self._name = name
+            self._loaded: ModuleType | None = None
 
         def __getattr__(self, attribute: str) -> Any:
-            return getattr(self._module(), attribute)
+            return getattr(self._loaded or self._module(), attribute)
 
         def _module(self) -> ModuleType:
-            return importlib.import_module(self._name)
+            self._loaded = importlib.import_module(self._name)
+            return self._loaded
 
         def __repr__(self) -> str:
             return f"<lazy module {self._name!r}>"

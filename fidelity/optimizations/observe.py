@@ -44,9 +44,11 @@ def observe(module: nn.Module, model: Model) -> Iterator[Observation]:
     def leave_middle(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         seen.middle_dtypes |= _dtypes(_tensors((args, kwargs, output)))
 
+    # a block can take and give fp32 and yet compute in half: its convolutions and projections are asked as well
+    layers = {part: None for part in middle.modules() if any(w.dim() > 1 for w in part.parameters(recurse=False))}
     handles = [
         decoder.register_forward_pre_hook(enter_decoder, with_kwargs=True),
-        middle.register_forward_hook(leave_middle, with_kwargs=True),
+        *(part.register_forward_hook(leave_middle, with_kwargs=True) for part in {middle: None, **layers}),
     ]
     try:
         yield seen
