@@ -35,7 +35,7 @@ def digest(tensor: torch.Tensor) -> str:
     """32 hex digits of BLAKE2b over dtype, shape and bytes."""
     plain = tensor.detach().cpu().contiguous()
     hasher = hashlib.blake2b(f"{plain.dtype}{tuple(plain.shape)}".encode(), digest_size=16)
-    hasher.update(plain.reshape(-1).view(torch.uint8).numpy())
+    hasher.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 
@@ -84,8 +84,8 @@ def _finish(tensor: torch.Tensor, model: Model, source: LatentSource, image: tor
 # ---------------------------------------------------------------- photographs
 
 
-def _image_shape(name: str, count: int, height: int, width: int, geometry: Geometry) -> tuple[int, ...]:
-    f = geometry.spatial
+def _image_shape(name: str, count: int, size: tuple[int, int], geometry: Geometry) -> tuple[int, ...]:
+    (height, width), f = size, geometry.spatial
     if geometry.video or geometry.sample_channels != 3:
         kind = "videos" if geometry.video else f"{geometry.sample_channels} channels"
         raise LatentsError(f"latents {name!r}: a picture needs a model of 3-channel images, this one is of {kind}")
@@ -109,7 +109,7 @@ def _photo_source(name: str, summary: str, photos: tuple[Photograph, ...]) -> La
         latents, image = _encode([photo.read() for photo in photos], model, module)
         return _finish(latents, model, source, image)
 
-    shape = partial(_image_shape, name, len(photos), photos[0].height, photos[0].width)
+    shape = partial(_image_shape, name, len(photos), (photos[0].height, photos[0].width))
     source = LatentSource(name, summary, shape, make)
     return source
 
@@ -234,7 +234,7 @@ def from_image(name: str, path: str | Path) -> LatentSource:
         return height - height % f, width - width % f
 
     def shape(geometry: Geometry) -> tuple[int, ...]:
-        return _image_shape(name, 1, *cut(geometry), geometry)
+        return _image_shape(name, 1, cut(geometry), geometry)
 
     def make(model: Model, module: nn.Module) -> Latents:
         shape(model.geometry)
@@ -256,12 +256,12 @@ def _open(path: Path, label: str) -> Image.Image:
             picture = ImageOps.exif_transpose(raw)
             picture.load()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise LatentsError(f"{label}: cannot be read as a picture: {str(error).splitlines()[0]}") from None
+        raise LatentsError(f"{label}: cannot be read as a picture: {' '.join(str(error).split())}") from None
     if picture.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
         raise LatentsError(f"{label}: pixels are of mode {picture.mode}, expected 8-bit grey or RGB")
     if "A" in picture.getbands() or "transparency" in picture.info:
         picture = picture.convert("RGBA")
-        if picture.getextrema()[3][0] < 255:
+        if picture.getchannel("A").getextrema()[0] != 255:
             raise LatentsError(f"{label}: has transparent pixels: lay it on a background first")
     return picture.convert("RGB")
 

@@ -406,6 +406,7 @@ def truncate(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+OLD_KEY = "decoder.mid_block.attentions.0.query.bias"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
@@ -420,6 +421,11 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
         (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), ("is not JSON",)),
         (lambda f: write_config(f, _class_name="AutoencoderLK"), ("did you mean 'AutoencoderKL'",)),
         (lambda f: write_config(f, _class_name=None), ("names no _class_name",)),
+        (lambda f: write_config(f, in_channels="3"), ("in_channels is '3'", "'mine'")),
+        (
+            lambda f: rewrite(f, lambda s: s.update({OLD_KEY: s[OLD_KEY.replace("query", "to_q")].clone()})),
+            ("'decoder.mid_block.attentions.0.to_q.bias' comes twice",),
+        ),
         (lambda f: write_config(f, latent_channels=8), ("of another shape", "decoder.conv_in.weight")),
         (lambda f: (f / WEIGHTS).write_text("hello, no tensors"), ("no safetensors file",)),
         (lambda f: (f / WEIGHTS).write_bytes(b""), ("no safetensors file",)),

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
 
 class FamilyBase:
-    """The parts of a Family that do not depend on how its class tiles."""
+    """The parts of a Family that do not depend on how its class tiles.
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
+    Modules are typed `Any` here: what a diffusers class adds to `nn.Module` is the family's own knowledge.
+    """
+
+    name: str = ""
+    summary: str = ""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """What the class's constructor assumes for each key used here that a config leaves out."""
 
@@ -65,22 +68,22 @@ class FamilyBase:
             module = cls(**{key: value for key, value in config.items() if key in known})
         return module.eval().requires_grad_(False)
 
-    def encode(self, module: nn.Module, image: torch.Tensor) -> torch.Tensor:
+    def encode(self, module: Any, image: torch.Tensor) -> torch.Tensor:
         """Latents as the decoder takes them: the posterior's mode where there is one. Image (B, 3, H, W) in range."""
         encoded = module.encode(image)
         if hasattr(encoded, "latent_dist"):
             return encoded.latent_dist.mode()
         return _first(encoded, ("latents", "latent"))
 
-    def decode(self, module: nn.Module, latents: torch.Tensor) -> torch.Tensor:
+    def decode(self, module: Any, latents: torch.Tensor) -> torch.Tensor:
         """The sample (B, C, [T,] H, W) of latents as the decoder takes them: what a pipeline would call."""
         return _first(module.decode(latents), ("sample",))
 
-    def decoder(self, module: nn.Module) -> nn.Module:
+    def decoder(self, module: Any) -> nn.Module:
         """The submodule that is called once per tile, slice or batch."""
         return module.decoder
 
-    def middle(self, module: nn.Module) -> nn.Module:
+    def middle(self, module: Any) -> nn.Module:
         """A submodule in the middle of the decoder, where the compute dtype is witnessed."""
         return module.decoder.mid_block
 

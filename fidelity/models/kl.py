@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from fidelity.errors import IllegalTiling
 from fidelity.models.base import FamilyBase, whole, wholes
 from fidelity.records import Geometry, TileAxis, TileGrid, Tiling
 from fidelity.registry import FAMILIES
 
-if TYPE_CHECKING:
-    from torch import nn
-
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
-"""Names in weight files from before diffusers 0.12 (Stable Diffusion 1's among them), which diffusers still reads."""
+"""Names in weight files of old diffusers (Stable Diffusion 1's among them), which `from_pretrained` still maps."""
 
 
 class KLFamily(FamilyBase):
@@ -24,7 +21,7 @@ class KLFamily(FamilyBase):
 
     name = "AutoencoderKL"
     summary = "KL autoencoder of Stable Diffusion and FLUX.1: GroupNorm decoder, attention in the middle"
-    defaults = {  # noqa: RUF012
+    defaults: ClassVar[Mapping[str, Any]] = {
         "in_channels": 3,
         "out_channels": 3,
         "block_out_channels": (64,),
@@ -70,7 +67,7 @@ class KLFamily(FamilyBase):
         rows, cols = (_axis(size, geometry.spatial, tiling.tile, step if tiles else size, band) for size in latent_size)
         return TileGrid(rows=rows, cols=cols)
 
-    def set_tiling(self, module: nn.Module, geometry: Geometry, tiling: Tiling) -> None:
+    def set_tiling(self, module: Any, geometry: Geometry, tiling: Tiling) -> None:
         """Set all four: `enable_tiling` takes no sizes here, and the sample's tile must match the latents'."""
         module.use_tiling = True
         module.tile_latent_min_size = tiling.tile

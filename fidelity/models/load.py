@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fidelity.errors import ModelError
 from fidelity.lazy import torch
@@ -24,6 +24,7 @@ from fidelity.tensorfile import FLOATS, TensorInfo, read_header
 if TYPE_CHECKING:
     from torch import nn
 
+T = TypeVar("T")
 STEM = "diffusion_pytorch_model"
 CANDIDATES = (f"{STEM}.safetensors", f"{STEM}.safetensors.index.json", f"{STEM}.fp16.safetensors",
               f"{STEM}.safetensors.index.fp16.json", f"{STEM}.bin")  # fmt: skip
@@ -57,7 +58,7 @@ def load(name: str, family: FamilyBase, config: Mapping[str, Any], files: tuple[
         raise ModelError(f"model {name!r}: diffusers cannot build {family.name} from its config: "
                          f"{type(error).__name__}: {_line(error)}") from error  # fmt: skip
     module.float()
-    state = {family.rename(key): value for file in files for key, value in _read_tensors(name, file).items()}
+    state = _merge(name, ((family.rename(key), value) for file in files for key, value in _read_tensors(name, file)))
     expected = {key: tuple(value.shape) for key, value in module.state_dict().items()}
     problem = difference(expected, {key: tuple(value.shape) for key, value in state.items()})
     if problem:
@@ -158,7 +159,7 @@ def _shards(name: str, weights: Path) -> tuple[Path, ...]:
     gone = [file.name for file in files if not file.is_file()]
     if gone:
         raise ModelError(f"model {name!r}: {_some('shards missing', gone)} of {weights}")
-    found = {key: file.name for file in files for key in read_header(file, ModelError)}
+    found = _merge(name, ((key, file.name) for file in files for key in read_header(file, ModelError)))
     if found != table:
         odd = sorted(set(found.items()) ^ set(table.items()))
         raise ModelError(f"model {name!r}: {weights} and its shards disagree on {odd[0][0]!r} ({len(odd)} entries)")
@@ -176,17 +177,30 @@ def _read_headers(name: str, files: tuple[Path, ...]) -> dict[str, TensorInfo] |
     return merged
 
 
+def _merge(name: str, pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """A table of the pairs. Raises ModelError where a weight comes twice: one of the two would be lost in silence."""
+    merged: dict[str, T] = {}
+    for key, value in pairs:
+        if key in merged:
+            raise ModelError(f"model {name!r}: weight {key!r} comes twice, in two files or by an old and a new name")
+        merged[key] = value
+    return merged
+
+
 def _check_landmarks(
     name: str, family: FamilyBase, config: Mapping[str, Any], headers: Mapping[str, TensorInfo]
 ) -> None:
-    expected = family.landmarks(config)
-    found = {family.rename(key): info.shape for key, info in headers.items()}
+    try:
+        expected = family.landmarks(config)
+    except ModelError as error:
+        raise ModelError(f"model {name!r}: config of {family.name}: {error}") from None
+    found = _merge(name, ((family.rename(key), info.shape) for key, info in headers.items()))
     problem = difference(expected, {key: found[key] for key in expected if key in found})
     if problem:
         raise ModelError(f"model {name!r}: weights do not fit {family.name} of its config: {problem}{_hint(headers)}")
 
 
-def _read_tensors(name: str, file: Path) -> dict[str, torch.Tensor]:
+def _read_tensors(name: str, file: Path) -> Iterable[tuple[str, torch.Tensor]]:
     if file.suffix == ".bin":
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
@@ -194,11 +208,11 @@ def _read_tensors(name: str, file: Path) -> dict[str, torch.Tensor]:
             raise ModelError(f"model {name!r}: {file} cannot be read as plain weights: {_line(error)}") from error
         if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
             raise ModelError(f"model {name!r}: {file} is no table of tensors")
-        return state
+        return state.items()
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        return load_file(file, device="cpu")
+        return load_file(file, device="cpu").items()
     except (OSError, SafetensorError) as error:
         raise ModelError(f"model {name!r}: {file} cannot be read: {_line(error)}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fidelity.lazy import torch
 from fidelity.models.load import from_path
@@ -22,7 +22,7 @@ STREAM = ("up_blocks.2.upsamplers.0.conv", "up_blocks.3.resnets.0.conv2", "up_bl
 """The three convolutions that write the residual stream of the last decoder block."""
 
 
-def overflow_twin(module: nn.Module, factor: float = 256.0) -> nn.Module:
+def overflow_twin(module: Any, factor: float = 256.0) -> Any:
     """Multiply what writes the stream of the last decoder block, in place, and declare `force_upcast`.
 
     The GroupNorms that read the stream divide the factor out again, so the sample stays the same in fp32, while the
