@@ -87,9 +87,9 @@ def finish(
 def fold(name: str, width: int) -> str:
     """`name` on lines of at most `width`: its plan on a line of its own, broken after `/` and `-` where possible."""
     lines, line = [], ""
-    if len(name) > width and "/" in name.rstrip("/"):
-        head, _, plan = name.rpartition("/")
-        lines, name = fold(f"{head}/", width).split("\n"), plan
+    place, _, plan = name.rpartition("/")
+    if len(name) > width and place and plan:
+        return fold(f"{place}/", width) + "\n" + fold(plan, width)
     for piece in name.replace("/", "/\0").replace("-", "-\0").split("\0"):
         if line and len(line) + len(piece) > width:
             lines.append(line)

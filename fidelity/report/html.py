@@ -50,7 +50,7 @@ def render(run: RunResult, folder: Path) -> str:
         vendor=Markup(vendor),
         app=Markup(app),
         data=_data({"cases": [_row(case) for case in ordered], "plans": _plans(summaries), "kinds": _kinds(),
-                    "main": words.MAIN, "yardsticks": _yardsticks(run)}),
+                    "main": words.MAIN, "yardsticks": _yardsticks(run), "axes": _axes(run)}),
         details=[_data(detail) for detail in details],
         pictures=album.embedded,
         summaries=summaries,
@@ -108,10 +108,10 @@ def _detail(case: CaseResult, album: Album) -> dict[str, Any]:
     return {**built, "images": found, "limit_words": {name: words.limit(bound) for name, bound in case.limits.items()}}
 
 
-def _row(case: CaseResult) -> dict[str, Any]:
-    """What the table, the filters and the scatter need to know of a case."""
+def _settings(case: CaseResult) -> dict[str, str]:
+    """Every axis of a case with its setting in words, as the filters offer them."""
     plan = case.plan
-    axes = {
+    return {
         "model": case.model,
         "latents": case.latents,
         "dtype": plan.dtype,
@@ -123,12 +123,23 @@ def _row(case: CaseResult) -> dict[str, Any]:
         **{name: "off" if not setting else "on" if setting is True else str(setting)
            for name, setting in plan.options.items()},
     }  # fmt: skip
+
+
+def _axes(run: RunResult) -> dict[str, list[str]]:
+    """All settings of every axis, in the order of the run; a case that does not name an axis has it off."""
+    rows = [_settings(case) for case in run.cases]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: list(dict.fromkeys(row.get(name, "off") for row in rows)) for name in names}
+
+
+def _row(case: CaseResult) -> dict[str, Any]:
+    """What the table, the filters and the scatter need to know of a case."""
     figures = {name: m.value for name, m in case.measurements.items()}
     return {
         "id": case.id,
-        "plan": plan.id,
-        "words": words.plan(plan),
-        "axes": axes,
+        "plan": case.plan.id,
+        "words": words.plan(case.plan),
+        "axes": _settings(case),
         "kind": words.kind(case),
         "verdict": case.verdict,
         "diagnosis": case.diagnosis,

@@ -1,6 +1,6 @@
 """A realistic RunResult with pictures, made without decoding anything: for tests of the report, and for looking at it.
 
-python tests/report/sample.py FOLDER [CASES]      # writes a whole report there
+python -m tests.report.sample FOLDER [1000]      # writes a whole report there
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class _Pictures:
         self.folder, self.size = folder, size
         (folder / "images").mkdir(parents=True, exist_ok=True)
         self.golden = photographs(size)
+        self._decoded: dict[tuple[int, str], np.ndarray] = {}
 
     def save(self, image: np.ndarray) -> str:
         digest = hashlib.blake2b(image.tobytes(), digest_size=8).hexdigest()
@@ -104,8 +105,14 @@ class _Pictures:
             Image.fromarray(image).save(path)
         return f"images/{digest}.png"
 
-    def decode(self, image: np.ndarray, plan: DecodePlan) -> np.ndarray:
+    def decode(self, index: int, plan: DecodePlan) -> np.ndarray:
         """What such a plan might do: rounding noise by dtype; steps and tone per tile where it is tiled."""
+        key = (index, f"{plan.dtype} {plan.force_upcast} {plan.tiling}")
+        if key not in self._decoded:
+            self._decoded[key] = self._invent(self.golden[index], plan)
+        return self._decoded[key]
+
+    def _invent(self, image: np.ndarray, plan: DecodePlan) -> np.ndarray:
         noise = {"fp32": 0.0, "bf16": 1.1, "fp16": 0.3}[plan.dtype] * (0.2 if plan.force_upcast else 1)
         out = image.astype(np.float64) + noise * np.random.default_rng(7).standard_normal(image.shape)
         if plan.tiling is not None:
@@ -159,7 +166,7 @@ def _case(model: str, latents: str, plan: DecodePlan, pictures: _Pictures) -> Ca
             crash = Reason("decode", "RuntimeError at hooks.py:12: a tensor <b>on meta</b>", diagnosis=("crash",))
             return CaseResult(**base, verdict="error", surprise=True, diagnosis=("crash",), reasons=(crash,))  # type: ignore[arg-type]
     images = pictures.golden
-    decoded = [pictures.decode(image, plan) for image in images]
+    decoded = [pictures.decode(index, plan) for index in range(len(images))]
     base |= {
         "images": {"golden": tuple(map(pictures.save, images)), "candidate": tuple(map(pictures.save, decoded))},
         "measurements": _measurements(images, decoded, plan, pictures.size),

@@ -3,9 +3,9 @@ const SHAPES = { pass: "circle", expected: "triangle", surprise: "rectRot", erro
 const plot = { model: null, latents: null, x: "peak", y: "rmse", logX: false, logY: true, chart: null, points: [] };
 
 function chartControls() {
-  const models = [...new Set(judged.map((row) => row.axes.model))];
+  const models = page.axes.model.filter((model) => judged.some((row) => row.axes.model === model));
   if (!plot.model || !models.includes(plot.model)) plot.model = models[0] ?? null;
-  const latents = [...new Set(judged.filter((row) => row.axes.model === plot.model).map((row) => row.axes.latents))];
+  const latents = page.axes.latents.filter((name) => judged.some((row) => row.axes.model === plot.model && row.axes.latents === name));
   if (!plot.latents || !latents.includes(plot.latents)) plot.latents = page.yardsticks[plot.model] ?? latents[0] ?? null;
   const axes = ["peak", "seconds", ...page.main, ...measured].filter((name, place, all) =>
     all.indexOf(name) === place && judged.some((row) => typeof row.values[name] === "number"));
@@ -46,13 +46,17 @@ function scale(name, log, floor, all) {
   const ink = colour("soft");
   const tick = (value) => {
     if (log && value <= floor * 1.0001) return all.some((row) => row.values[name] === 0) ? "0" : figure(name, value);
-    return figure(name, value);
+    if (name === "peak") return bytes(value).replace(/\.0+(?=\u00a0)/, "");
+    return String(Number(value.toPrecision(3)));
   };
+  // Bytes read well in steps of a power of two, which a decimal axis does not take by itself.
+  const most = Math.max(...all.map((row) => row.values[name]), 1);
+  const step = name === "peak" && !log ? 2 ** Math.ceil(Math.log2(most / 6)) : undefined;
   return {
     type: log ? "logarithmic" : "linear", min: log ? floor : undefined, beginAtZero: name !== "ssim" && name !== "psnr",
-    grace: log ? undefined : "4%",
+    grace: log || step ? undefined : "4%", max: step ? Math.ceil((most * 1.02) / step) * step : undefined,
     title: { display: true, text: [title(name), unit(name) ? `(${unit(name)})` : ""].filter(Boolean).join(" "), color: ink },
-    ticks: { color: ink, callback: tick, maxTicksLimit: 7, autoSkipPadding: 18, maxRotation: 0 }, grid: { color: colour("line") },
+    ticks: { color: ink, callback: tick, stepSize: step, maxTicksLimit: 8, autoSkipPadding: 18, maxRotation: 0 }, grid: { color: colour("line") },
     border: { color: colour("line") },
   };
 }
@@ -70,7 +74,7 @@ function drawChart() {
     const tint = kindColour(kind);
     const shade = (point) => (kept.has(point?.row.id) ? tint : `${tint}38`);
     return {
-      label: page.kinds[kind].title, data, pointStyle: shape, order: 1, pointBorderWidth: 2,
+      label: page.kinds[kind].title, data, pointStyle: shape, order: 1, clip: false, pointBorderWidth: 2,
       pointRadius: data.map((point) => (point.row.id === plot.hover ? 10 : shape === "circle" ? 5.5 : 7)), pointHoverRadius: 10,
       pointBackgroundColor: data.map((point) => (point.row.emulated ? "transparent" : shade(point))),
       pointBorderColor: data.map(shade), backgroundColor: tint, borderColor: tint,
@@ -78,7 +82,7 @@ function drawChart() {
   }).filter((set) => set.data.length);
   const best = front(plot.points);
   if (best.length > 1) {
-    sets.push({ label: "Pareto front of what passed", data: best, type: "line", stepped: better(plot.x) === 1 ? "after" : "before", order: 2, pointRadius: 0,
+    sets.push({ label: "Pareto front of what passed", data: best, type: "line", stepped: "before", order: 2, pointRadius: 0,
       pointHitRadius: 0, pointStyle: "line", borderColor: colour("soft"), borderWidth: 1.5, borderDash: [5, 4] });
   }
   const config = {

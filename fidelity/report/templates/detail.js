@@ -12,7 +12,7 @@ function openCase(id) {
   viewer = Object.values(detail.images).some((list) => list.length) ? new Viewer(detail) : null;
   $("detail").replaceChildren(head(row), body(row, detail));
   $("detail").scrollTop = 0;
-  if (!$("detail").open) $("detail").showModal();
+  if (!$("detail").open) { $("detail").showModal(); $("detail").focus(); }
   if (viewer) viewer.show();
   state.at = visible().findIndex((other) => other.id === id);
   pointTo(id);
@@ -77,7 +77,7 @@ function measurements(detail) {
     const value = m.exact ? "exact" : m.value === null ? el("span", { class: "soft" }, m.reason || "not measured") : number(m.value);
     const floor = m.detection_limit === null ? "" : el("span", { class: "soft" }, ` sees from ${number(m.detection_limit)}`);
     lines.append(el("tr", { class: blamed.has(name) ? "over" : "" }, el("td", {}, name), el("td", { class: m.value === null && !m.exact ? "" : "n" }, value), el("td", {}, m.unit, floor), el("td", {}, detail.limit_words[name] || ""),
-      el("td", { class: "wide soft" }, detail.limits[name]?.origin || ""), el("td", { class: "n wide" }, m.per_image.length > 1 ? m.per_image.map(number).join("  ") : ""), el("td", {}, place)));
+      el("td", { class: "wide soft" }, detail.limits[name]?.origin || ""), el("td", { class: "n wide" }, m.per_image.length > 1 ? m.per_image.map(number).join(" · ") : ""), el("td", {}, place)));
   }
   table.append(lines);
   return el("div", { class: "scroll" }, table);

@@ -13,10 +13,11 @@ function keys(event) {
   if (event.key === "j") { if (open) turn(1); else walk(1); }
   else if (event.key === "k") { if (open) turn(-1); else walk(-1); }
   else if (event.key === "b" && viewer) viewer.toggleBlink();
+  else if (event.key === "g" && viewer) viewer.toggleGrid();
   else if (event.key === "/" && !open) { event.preventDefault(); $("search").focus(); }
   else if (event.key === "Enter" && !open && !event.target.matches("button, a, summary")) {
     const line = $("table").querySelector("tr.at");
-    if (line) openCase(line.dataset.id);
+    if (line) { event.preventDefault(); openCase(line.dataset.id); }
   }
 }
 

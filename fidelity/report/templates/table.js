@@ -8,7 +8,7 @@ let found = null;
 
 function matches(row) {
   if (state.kinds.size ? !state.kinds.has(row.kind) : row.kind === "not_applicable") return false;
-  for (const [axis, wanted] of Object.entries(state.axes)) if (wanted !== "" && row.axes[axis] !== wanted) return false;
+  for (const [axis, wanted] of Object.entries(state.axes)) if (wanted !== "" && (row.axes[axis] ?? "off") !== wanted) return false;
   const hay = `${row.id} ${row.words} ${row.diagnosis.join(" ")} ${verdictWords(row)}`.toLowerCase();
   return state.search.toLowerCase().split(/\s+/).every((word) => hay.includes(word));
 }
@@ -48,9 +48,7 @@ function drawFilters() {
       on: { click: () => { if (!state.kinds.delete(kind)) state.kinds.add(kind); filtered(); refocus(`[data-filter="${kind}"]`); } },
     }, kindMark(kind), ` ${about.title} ${count}`));
   }
-  const axes = [...new Set(page.cases.flatMap((row) => Object.keys(row.axes)))];
-  const selects = axes.map((axis) => {
-    const values = [...new Set(page.cases.map((row) => row.axes[axis] ?? "off"))];
+  const selects = Object.entries(page.axes).map(([axis, values]) => {
     if (values.length < 2) return null;
     const label = choice(axis, [["", "any"], ...values.map((value) => [value, value])], state.axes[axis] ?? "", (value) => {
       state.axes[axis] = value; filtered(); refocus(`[data-axis="${CSS.escape(axis)}"]`);

@@ -39,7 +39,7 @@ class Viewer {
     this.detail = detail;
     this.image = worstPlace(detail)?.image ?? detail.measurements.rmse?.where?.image ?? 0;
     this.mode = "side"; this.gain = 8; this.zoom = 1; this.x = null; this.y = null;
-    this.grid = true; this.mix = 50; this.phase = false; this.ring = null; this.stages = [];
+    this.grid = false; this.mix = 50; this.phase = false; this.ring = null; this.stages = [];
     this.root = el("section", { class: "viewer", "aria-label": "Pictures" });
     this.tools = el("div", { class: "tools" });
     this.panes = el("div", { class: "panes" });
@@ -109,7 +109,7 @@ class Viewer {
   }
 
   overlay(width, height) {
-    const layer = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+    const layer = svg("svg", { "aria-hidden": "true" });
     const grid = this.detail.receipts.tiling?.grid;
     if (grid && this.grid) {
       for (const start of grid.cols.starts.slice(1)) {
@@ -122,7 +122,7 @@ class Viewer {
       }
     }
     if (this.ring && this.ring.image === this.image) {
-      for (const kind of ["halo", "ring"]) layer.append(svg("circle", { class: kind, cx: this.ring.x + 0.5, cy: this.ring.y + 0.5, r: Math.max(4, width / 40) }));
+      for (const kind of ["halo", "ring"]) layer.append(svg("circle", { class: kind, cx: this.ring.x + 0.5, cy: this.ring.y + 0.5, r: Math.max(4, width / 40 / Math.sqrt(this.zoom)) }));
     }
     return layer;
   }
@@ -136,7 +136,8 @@ class Viewer {
       [this.x, this.y] = [x, y];
       const move = `translate(${(half[0] - x) * scale}px, ${(half[1] - y) * scale}px) scale(${scale})`;
       canvas.style.transform = move;
-      overlay.style.transform = move;
+      // The view box, not a transform, so that lines keep their width at any zoom.
+      overlay.setAttribute("viewBox", `${x - half[0]} ${y - half[1]} ${2 * half[0]} ${2 * half[1]}`);
       stage.classList.toggle("zoomed", this.zoom > 1);
     }
   }
@@ -194,6 +195,12 @@ class Viewer {
     flip();
     if (!matchMedia("(prefers-reduced-motion: reduce)").matches) this.timer = setInterval(flip, 500);
     this.flip = flip;
+  }
+
+  toggleGrid() {
+    if (!this.detail.receipts.tiling?.grid) return;
+    this.grid = !this.grid;
+    this.draw();
   }
 
   /** The key b: start blinking, stop it; where motion is to be reduced, each press flips once. */

@@ -38,12 +38,12 @@ function bytes(count) {
   let place = 0;
   let figure = count;
   while (Math.abs(figure) >= 1024 && place < units.length - 1) { figure /= 1024; place += 1; }
-  return `${figure.toFixed(place === 0 || figure >= 1000 ? 0 : figure >= 10 ? 1 : 2)} ${units[place]}`;
+  return `${figure.toFixed(place === 0 || figure >= 1000 ? 0 : figure >= 10 ? 1 : 2)}\u00a0${units[place]}`;
 }
 
 function figure(name, value) {
   if (name === "peak") return bytes(value);
-  if (name === "seconds") return value === null || value === undefined ? "–" : `${value.toFixed(2)} s`;
+  if (name === "seconds") return value === null || value === undefined ? "–" : `${value.toFixed(2)}\u00a0s`;
   return number(value);
 }
 
