@@ -18,12 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+import fidelity.latents  # noqa: F401  registers
 from fidelity.errors import IllegalTiling, ModelError
 from fidelity.models import from_path, legal_tiles, overflow_twin
 from fidelity.models.reference import FOLDER
 from fidelity.photographs import PHOTOGRAPHS
 from fidelity.records import Family, Geometry, Scaling, TileAxis, Tiling
-from fidelity.registry import FAMILIES, MODELS
+from fidelity.registry import FAMILIES, LATENTS, MODELS
 
 KL = FAMILIES.get("AutoencoderKL")
 SMALL = {
@@ -519,6 +520,16 @@ def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
     return (10 * torch.log10(4 / (a - b).square().mean())).item()
 
 
+def test_the_packaged_folder_is_complete_and_speaks_of_itself() -> None:
+    manifest = json.loads((FOLDER / "MANIFEST.json").read_text())
+    assert len(manifest) == 55
+    assert all(entry.keys() == {"package", "file", "licence"} for entry in manifest)
+    held_out = {photo.file for name in ("photo-pair", "photo-512", "photo-text") for photo in PHOTOGRAPHS[name][1]}
+    assert not held_out & {entry["file"] for entry in manifest}  # never trained on
+    assert (FOLDER / "LICENSE").is_file()
+    assert (FOLDER / "train_reference_kl.py").is_file()
+
+
 def test_reference_is_described_by_its_own_config() -> None:
     model, hot = MODELS.get("reference-kl"), MODELS.get("reference-kl-hot")
     assert model.geometry == Geometry(spatial=8, latent_channels=4)
@@ -545,18 +556,47 @@ def test_round_trip_is_as_the_readme_says(reference: torch.nn.Module, size: int,
     assert psnr(sample, image) == pytest.approx(figure, abs=0.3)
 
 
-def test_hot_twin_is_the_same_in_fp32_and_beyond_fp16_inside(reference: torch.nn.Module) -> None:
-    hot = MODELS.get("reference-kl-hot").load()
-    assert hot.config.force_upcast is True
-    assert reference.config.force_upcast is False
-    peak = []
-    for module in hot.decoder.up_blocks[3].modules():
-        module.register_forward_hook(lambda m, a, o: peak.append(o.abs().max().item()))
+@pytest.fixture(scope="module")
+def hot() -> torch.nn.Module:
+    return MODELS.get("reference-kl-hot").load()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "photo-512" else ()) for name in LATENTS]
+)
+def test_hot_twin_is_the_same_in_fp32_and_beyond_fp16_inside(name: str, reference, hot) -> None:
+    latents = LATENTS.get(name).make(MODELS.get("reference-kl"), reference).tensor
     with torch.no_grad():
-        latents = KL.encode(reference, photograph("photo-pair"))
-        difference = (KL.decode(hot, latents) - KL.decode(reference, latents)).abs().max().item()
-    assert difference * 127.5 <= 0.01
-    assert max(peak) > 65504
+        samples = [KL.decode(module, latents) for module in (hot, reference)]
+    assert (samples[0] - samples[1]).abs().max().item() * 127.5 <= 0.01
+    assert all(peak > 65504 for peak in stream_peaks(hot, latents))  # every item of the batch
+    assert all(peak < 65504 / 10 for peak in stream_peaks(reference, latents))
+
+
+def test_hot_twin_overflows_in_every_tile(reference: torch.nn.Module, hot: torch.nn.Module) -> None:
+    latents = LATENTS.get("photo-pair").make(MODELS.get("reference-kl"), reference).tensor
+    for top, left in product((0, 8), (0, 8, 16)):
+        assert all(peak > 65504 for peak in stream_peaks(hot, latents[:, :, top : top + 16, left : left + 16]))
+
+
+def stream_peaks(module: torch.nn.Module, latents: torch.Tensor) -> list[float]:
+    """Largest absolute value inside the last decoder block, for each item of the batch."""
+    seen: list[torch.Tensor] = []
+    handles = [
+        part.register_forward_hook(lambda m, a, out: seen.append(out.abs().amax(dim=(1, 2, 3))))
+        for part in module.decoder.up_blocks[3].modules()
+    ]
+    try:
+        with torch.no_grad():
+            KL.decode(module, latents)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.stack(seen).amax(dim=0).tolist()
+
+
+def test_hot_twin_states_force_upcast_and_keeps_finite_weights(hot: torch.nn.Module) -> None:
+    assert hot.config.force_upcast is True
     assert all(value.half().isfinite().all() for value in hot.state_dict().values())  # it overflows inside only
 
 
