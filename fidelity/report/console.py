@@ -71,8 +71,8 @@ def table(run: RunResult, *, limit: int = 20, stream: TextIO | None = None, widt
 
 def summary(run: RunResult, *, seconds: float | None = None, report: Path | None = None) -> str:
     """`612 cases: 380 passed, 96 failed as expected, 0 surprises, 136 not applicable in 3:41 → runs/x/report.html`."""
-    took = words.duration(words.duration_of(run) if seconds is None else seconds)
-    return f"{words.summary(run)} in {took}{'' if report is None else f' → {report}'}"
+    took = words.took(run) if seconds is None else f"in {words.duration(seconds)}"
+    return f"{words.summary(run)} {took}{'' if report is None else f' → {report}'}"
 
 
 def finish(

@@ -196,7 +196,9 @@ def _policy(style: str, *scripts: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
     allowed = " ".join(map(digest, scripts))
-    return f"default-src 'none'; script-src {allowed}; style-src {digest(style)}; img-src data:; base-uri 'none'; form-action 'none'"
+    rules = ("default-src 'none'", f"script-src {allowed}", f"style-src {digest(style)}", "img-src data:",
+             "base-uri 'none'", "form-action 'none'")  # fmt: skip
+    return "; ".join(rules)
 
 
 def _environment() -> jinja2.Environment:

@@ -65,7 +65,7 @@ def _testcase(suite: XML.Element, case: CaseResult, name: str) -> None:
 
 
 def _properties(element: XML.Element, case: CaseResult) -> None:
-    pairs = [("verdict", case.verdict), ("expected", case.expected)]
+    pairs: list[tuple[str, str]] = [("verdict", case.verdict), ("expected", case.expected)]
     if words.kind(case) == "expected":
         pairs.append(("failed_as_expected", case.expected_reason or ", ".join(case.expected_diagnosis)))
     if case.diagnosis:

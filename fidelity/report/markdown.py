@@ -18,7 +18,7 @@ MOST_REASONS = 4
 
 
 def render(run: RunResult) -> str:
-    """Markdown: verdict, surprises worst first, what plans cost, what could not apply. Bounded whatever the run holds."""
+    """Markdown: verdict, surprises worst first, what plans cost, what could not apply; bounded whatever it holds."""
     sections = [
         _verdict(run),
         _surprises(run),
@@ -70,7 +70,7 @@ def _verdict(run: RunResult) -> list[str]:
     return [
         f"## {mark} {text(words.suite_name(run), 120)}: {words.headline(run)}",
         "",
-        f"{' · '.join(parts)}, of {words.plural(len(run.cases), 'case')} in {words.duration(words.duration_of(run))}",
+        f"{' · '.join(parts)}, of {words.plural(len(run.cases), 'case')} {words.took(run)}",
     ]
 
 
@@ -144,7 +144,7 @@ def _costs(run: RunResult) -> list[str]:
 
 
 def _groups(cases: Iterable[CaseResult], *, per_latents: bool) -> list[list[CaseResult]]:
-    """Cases that differ only in slicing and offload (and in latents, where those are folded too), in the run's order."""
+    """Cases that differ only in slicing and offload (and latents, where those are folded too), in the run's order."""
     found: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         plan = case.plan
@@ -163,8 +163,11 @@ def _row(cases: list[CaseResult], per_latents: bool) -> list[str]:
     )  # fmt: skip
     latents = list(dict.fromkeys(case.latents for case in cases))
     tally = {kind: sum(words.kind(case) == kind for case in cases) for kind in words.KINDS}
-    verdicts = [f"{words.MARKS[kind]} {words.TITLES[kind]}" if len(cases) == tally[kind] else f"{words.MARKS[kind]} {tally[kind]} {words.TITLES[kind]}"
-                for kind in words.KINDS if tally[kind]]  # fmt: skip
+    verdicts = [
+        f"{words.MARKS[kind]} {'' if tally[kind] == len(cases) else f'{tally[kind]} '}{words.TITLES[kind]}"
+        for kind in words.KINDS
+        if tally[kind]
+    ]
     peaks = [peak for case in cases if (peak := words.peak(case)) is not None]
     times = [span for case in cases if (span := words.seconds(case)) is not None]
     return [
@@ -194,13 +197,14 @@ def _range(ends: Sequence[str]) -> str:
 
 
 def _inapplicable(run: RunResult) -> list[str]:
-    reasons = words.not_applicable(run)
-    if not reasons:
+    reasons, excluded = words.not_applicable(run), words.excluded(run)
+    if not reasons and not excluded:
         return []
-    lines = ["<details><summary>Not applicable, by reason</summary>", ""]
+    lines = ["<details><summary>Not applicable and excluded, by reason</summary>", ""]
     lines += [f"- {count} × {text(reason)}" for reason, count in reasons[:20]]
     if len(reasons) > 20:
         lines.append(f"- … and {len(reasons) - 20} more reasons")
+    lines += [f"- {count} × excluded by the suite: {text(reason)}" for reason, count in excluded[:20]]
     return [*lines, "", "</details>"]
 
 
@@ -222,17 +226,18 @@ def _references(run: RunResult) -> list[str]:
         lines.append(f"- {words.plural(len(new), 'golden')} recorded by this very run: nothing vouches for them yet.")
     if foreign:
         lines.append(
-            f"- {foreign} of {len(run.reference)} goldens come from another environment class: approved values are shown, not gated."
+            f"- {foreign} of {len(run.reference)} goldens come from another environment class: "
+            "approved values are shown, not gated."
         )
     return ["### Reference", "", *lines] if lines else []
 
 
 def _notes(run: RunResult) -> list[str]:
     emulated = sum(words.emulated(case) for case in words.judged(run))
-    notes = [*run.notes]
+    notes = words.notes(run)
     if emulated:
-        notes.append(f"{words.plural(emulated, 'case')} ran fp16 emulated: each operator in fp32, its result rounded to fp16; "
-                     "no memory figure of their own.")  # fmt: skip
+        cases = words.plural(emulated, "case")
+        notes.append(f"{cases} ran fp16 emulated (each operator in fp32, its result rounded): no memory of their own.")
     lines = [f"- {text(note, 600)}" for note in notes[:20]]
     if len(notes) > 20:
         lines.append(f"- … and {len(notes) - 20} more notes")

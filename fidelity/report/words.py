@@ -48,7 +48,7 @@ def judged(run: RunResult) -> list[CaseResult]:
 
 
 def worst_first(cases: Iterable[CaseResult]) -> list[CaseResult]:
-    """Errors, surprises, expected failures by how far they are over their limits, then passes by RMSE, largest first."""
+    """Errors, surprises and expected failures by how far they are over their limits, then passes by RMSE downwards."""
     return sorted(
         cases, key=lambda case: (KINDS.index(kind(case)), -excess(case), -(value(case, "rmse") or 0.0), case.id)
     )
@@ -90,12 +90,28 @@ def seconds(case: CaseResult) -> float | None:
     return case.seconds.get("decode")
 
 
-def duration_of(run: RunResult) -> float:
-    """Seconds of the whole run if it recorded them, else what its cases took, added up."""
-    stored = run.suite.get("seconds", run.environment.get("seconds"))
+def took(run: RunResult) -> str:
+    """`in 3:41` where the run recorded its time, else what its judged decodes took together."""
+    stored = run.suite.get("seconds")
     if isinstance(stored, (int, float)) and not isinstance(stored, bool):
-        return float(stored)
-    return sum(sum(case.seconds.values()) for case in run.cases)
+        return f"in {duration(float(stored))}"
+    return f"with {duration(sum(seconds(case) or 0.0 for case in run.cases))} of judged decodes"
+
+
+def notes(run: RunResult) -> list[str]:
+    """What the suite and the run have to say, each once."""
+    return list(dict.fromkeys(map(str, [*run.suite.get("notes", ()), *run.notes])))
+
+
+def excluded(run: RunResult) -> list[tuple[str, int]]:
+    """Reasons why the suite leaves cells out, with how many each covers, most first."""
+    given = run.suite.get("excluded", ())
+    return Counter(str(item.get("reason")) for item in given if isinstance(item, dict)).most_common()
+
+
+def suite_facts(run: RunResult) -> list[tuple[str, str]]:
+    """What is known of the suite, without what `notes` and `excluded` tell."""
+    return facts({name: item for name, item in run.suite.items() if name not in ("notes", "excluded")})
 
 
 def suite_name(run: RunResult) -> str:

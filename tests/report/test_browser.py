@@ -51,7 +51,12 @@ def visit(browser):
         page = context.new_page()
         page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-        page.on("request", lambda request: complaints.append(request.url) if not request.url.startswith((address.split("#")[0], "data:")) else None)
+        page.on(
+            "request",
+            lambda request: (
+                complaints.append(request.url) if not request.url.startswith((address.split("#")[0], "data:")) else None
+            ),
+        )
         page.goto(address)
         return page
 
@@ -88,7 +93,9 @@ def open_case(page, case: str) -> None:
 
 
 def slide(page, name: str, value: int) -> None:
-    page.locator(f'[data-slider="{name}"]').evaluate("(node, value) => { node.value = value; node.dispatchEvent(new Event('input')); }", value)
+    page.locator(f'[data-slider="{name}"]').evaluate(
+        "(node, value) => { node.value = value; node.dispatchEvent(new Event('input')); }", value
+    )
 
 
 def test_table_opens_worst_first_sorts_and_filters(visit, report):
@@ -96,7 +103,9 @@ def test_table_opens_worst_first_sorts_and_filters(visit, report):
     assert rows(page)[0].endswith("bf16-upcast0-slice1-t8o0.25-disk"), "the error"
     assert len(rows(page)) == 96
     page.click('[data-sort="rmse"]')
-    figures = page.eval_on_selector_all("#table tbody tr td:nth-child(3)", "cells => cells.map(cell => cell.textContent)")
+    figures = page.eval_on_selector_all(
+        "#table tbody tr td:nth-child(3)", "cells => cells.map(cell => cell.textContent)"
+    )
     worst = [float(text) for text in figures if text[0].isdigit()]
     assert worst == sorted(worst, reverse=True)
     assert worst[0] > 4
@@ -257,26 +266,31 @@ def test_budget_slider_changes_what_fits(visit, report):
     slider = article.locator("input[type=range]")
     slider.evaluate("node => { node.value = 0; node.dispatchEvent(new Event('input')); }")
     assert article.locator("output").inner_text().replace("\xa0", " ") == "50.6 MiB"
-    assert article.locator(".picks b").all_inner_texts() == ["fp16 upcast, slicing, tile 8 overlap 0.25, offload disk"] * 2
+    assert (
+        article.locator(".picks b").all_inner_texts() == ["fp16 upcast, slicing, tile 8 overlap 0.25, offload disk"] * 2
+    )
     article.locator("summary").click()
     assert article.locator("tbody tr").count() == 28
 
 
 def test_pareto_front_is_of_passing_measured_cases(visit, report):
     page = visit(report)
-    drawn = page.evaluate("""() => Chart.getChart('chart').data.datasets.map(set => ({ line: set.type === 'line', label: set.label,
-        rows: set.data.map(point => [point.row.kind, point.row.emulated, point.row.values.peak, point.row.values.rmse]) }))""")
+    drawn = page.evaluate("""() => Chart.getChart('chart').data.datasets.map(set => ({
+        line: set.type === 'line',
+        rows: set.data.map(({ row }) => [row.kind, row.emulated, row.values.peak, row.values.rmse]),
+    }))""")
     front = next(item["rows"] for item in drawn if item["line"])
     passing = [row for item in drawn if not item["line"] for row in item["rows"] if row[0] == "pass"]
     assert [row[2:] for row in front] == [row[2:] for row in sorted(front, key=lambda row: row[2])]
     for kind, emulated, peak, rmse in front:
         assert (kind, emulated) == ("pass", False)
-        assert not any(p < peak and r <= rmse or p <= peak and r < rmse for _, _, p, r in passing)
+        assert not any((p < peak and r <= rmse) or (p <= peak and r < rmse) for _, _, p, r in passing)
     for _, _, peak, rmse in passing:
         assert any(p <= peak and r <= rmse for _, _, p, r in front)
     page.locator("#chart-controls select >> nth=2").select_option("seconds")
-    emulated = page.evaluate("Chart.getChart('chart').data.datasets.flatMap(set => set.type === 'line' ? [] : set.data).filter(point => point.row.emulated).length")
-    front = page.evaluate("Chart.getChart('chart').data.datasets.filter(set => set.type === 'line').flatMap(set => set.data).filter(point => point.row.emulated).length")
+    counted = """line => Chart.getChart('chart').data.datasets.filter(set => (set.type === 'line') === line)
+        .flatMap(set => set.data).filter(point => point.row.emulated).length"""
+    emulated, front = page.evaluate(counted, False), page.evaluate(counted, True)
     assert (emulated, front) == (12, 0)
     assert "emulated, not in the Pareto front" in page.inner_text("#chart-note")
 
@@ -296,9 +310,13 @@ def test_every_axis_draws(visit, report):
 
 def test_chart_opens_a_case_and_table_points_back(visit, report):
     page = visit(report)
-    spot = page.evaluate("""() => { const chart = Chart.getChart('chart'); const found = chart.getDatasetMeta(0).data[0];
-        const box = chart.canvas.getBoundingClientRect(); document.getElementById('tradeoff').scrollIntoView({behavior: 'instant'});
-        const after = chart.canvas.getBoundingClientRect(); return [after.x + found.x, after.y + found.y]; }""")
+    spot = page.evaluate("""() => {
+        document.getElementById('tradeoff').scrollIntoView({ behavior: 'instant' });
+        const chart = Chart.getChart('chart');
+        const found = chart.getDatasetMeta(0).data[0];
+        const box = chart.canvas.getBoundingClientRect();
+        return [box.x + found.x, box.y + found.y];
+    }""")
     page.mouse.click(*spot)
     page.wait_for_selector("dialog[open]")
     page.keyboard.press("Escape")
@@ -313,9 +331,14 @@ def test_profiles_and_memory_are_drawn(visit, report):
     open_case(page, SEAMED)
     page.locator(".viewer summary").click()
     page.wait_for_selector(".profile canvas")
-    values = page.evaluate("Chart.getChart(document.querySelector('.profile canvas')).data.datasets[0].data.map(point => point.y)")
+    values = page.evaluate(
+        "Chart.getChart(document.querySelector('.profile canvas')).data.datasets[0].data.map(point => point.y)"
+    )
     assert len(values) == 128
     assert page.locator(".stages i").count() == 5
+    cells = page.locator(".heat td").all_inner_texts()
+    assert len(cells) == 9
+    assert cells[1].startswith("+1.68")
 
 
 def test_pictures_that_are_missing_are_said_in_place(visit, tmp_path):
@@ -359,7 +382,9 @@ def test_nothing_sticks_out_and_text_has_contrast(visit, report, width, scheme):
     ratios = page.evaluate(CONTRAST)
     assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}
     open_case(page, SEAMED)
-    assert page.evaluate("document.getElementById('detail').scrollWidth <= document.getElementById('detail').clientWidth")
+    assert page.evaluate(
+        "document.getElementById('detail').scrollWidth <= document.getElementById('detail').clientWidth"
+    )
     shoot(page, f"case-{width}-{scheme}")
 
 
@@ -367,9 +392,13 @@ CONTRAST = """() => {
   const lum = (rgb) => rgb.map((c) => c / 255).map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
     .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
   const probe = document.body.appendChild(document.createElement('span'));
-  const rgb = (name) => { probe.style.color = `var(--${name})`; return getComputedStyle(probe).color.match(/\\d+/g).slice(0, 3).map(Number); };
+  const rgb = (name) => {
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color.match(/\\d+/g).slice(0, 3).map(Number);
+  };
+  const inks = ['ink', 'soft', 'accent', 'pass', 'expected', 'surprise', 'error', 'none'];
   const out = {};
-  for (const ground of ['bg', 'card']) for (const ink of ['ink', 'soft', 'accent', 'pass', 'expected', 'surprise', 'error', 'none']) {
+  for (const ground of ['bg', 'card']) for (const ink of inks) {
     const [a, b] = [lum(rgb(ground)), lum(rgb(ink))].sort((x, y) => y - x);
     out[`${ink} on ${ground}`] = (a + 0.05) / (b + 0.05);
   }
@@ -385,6 +414,14 @@ def test_theme_button(visit, report):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
 
 
+TIMED = """(target) => {
+  const start = performance.now();
+  document.querySelector(target).click();
+  document.body.offsetHeight;
+  return performance.now() - start;
+}"""
+
+
 def test_a_thousand_cases_stay_quick(visit, tmp_path):
     html.write(sample.thousand(tmp_path), tmp_path)
     start = time.monotonic()
@@ -392,12 +429,10 @@ def test_a_thousand_cases_stay_quick(visit, tmp_path):
     page.wait_for_selector("#table tbody tr")
     assert time.monotonic() - start < 4
     assert page.locator("#table tbody tr").count() == 100
-    filtered = page.evaluate("""() => { const start = performance.now();
-        document.querySelector('[data-filter="pass"]').click(); document.body.offsetHeight; return performance.now() - start; }""")
+    filtered = page.evaluate(TIMED, '[data-filter="pass"]')
     page.click("#all-rows")
     assert page.locator("#table tbody tr").count() > 300
-    opened = page.evaluate("""() => { const start = performance.now();
-        document.querySelector('#table tbody tr td a').click(); document.body.offsetHeight; return performance.now() - start; }""")
+    opened = page.evaluate(TIMED, "#table tbody tr td a")
     page.wait_for_selector("dialog[open] .stage canvas")
     assert filtered < 500
     assert opened < 500

@@ -52,7 +52,7 @@ function pick(label, plans, keys) {
     const place = left.findIndex((value, index) => value !== right[index]);
     return place < 0 ? 0 : left[place] - right[place];
   })[0];
-  const saved = first.saved === null ? "" : first.saved >= 0 ? `, ${Math.round(first.saved * 100)} % less than plain fp32` : `, ${Math.round(-first.saved * 100)} % more than plain fp32`;
+  const saved = first.saved === null || Math.round(first.saved * 100) === 0 ? "" : first.saved >= 0 ? `, ${Math.round(first.saved * 100)} % less than plain fp32` : `, ${Math.round(-first.saved * 100)} % more than plain fp32`;
   return el("a", { href: `#case=${encodeURIComponent(first.case)}` }, el("small", {}, label), el("b", {}, first.words),
     el("small", {}, `${bytes(first.peak)} peak${saved}; ${figure("seconds", first.seconds)}; RMSE ${number(first.rmse)}`));
 }

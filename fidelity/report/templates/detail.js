@@ -51,7 +51,7 @@ function body(row, detail) {
   else if (row.kind !== "not_applicable") parts.push(el("p", { class: "missing" }, "No pictures were stored for this case."));
   if (Object.keys(detail.measurements).length) parts.push(el("h3", {}, "Measurements"), measurements(detail));
   const heat = tones(detail);
-  if (heat) parts.push(el("h3", {}, "Tone per tile"), heat);
+  if (heat) parts.push(el("h3", {}, "Tone per tile, grey levels from the median of all tiles"), heat);
   if (detail.reproduce) parts.push(el("h3", {}, "Reproduce"), command(detail.reproduce));
   parts.push(el("div", { class: "cols" }, memory(detail, row), receipts(detail)));
   return el("div", { class: "dbody" }, ...parts);
@@ -70,14 +70,15 @@ function measurements(detail) {
   const table = el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, "name"), el("th", { class: "n" }, "worst"), el("th", {}, "unit"), el("th", {}, "limit"), el("th", { class: "wide" }, "where the limit comes from"), el("th", { class: "n wide" }, "per image"), el("th", {}, "where"))));
   const lines = el("tbody");
   const blamed = new Set(detail.reasons.map((reason) => reason.name));
-  for (const [name, m] of Object.entries(detail.measurements)) {
+  const rank = ([name]) => (blamed.has(name) ? 0 : detail.limits[name] ? 1 : page.main.includes(name) ? 2 : 3);
+  for (const [name, m] of Object.entries(detail.measurements).sort((a, b) => rank(a) - rank(b))) {
     const where = m.where || {};
     const spot = Number.isFinite(where.x) && Number.isFinite(where.y);
     const place = spot && viewer ? el("button", { type: "button", on: { click: () => viewer.jump({ image: where.image ?? 0, x: where.x, y: where.y }) } }, `${where.x}, ${where.y}`) : spot ? `${where.x}, ${where.y}` : "";
     const value = m.exact ? "exact" : m.value === null ? el("span", { class: "soft" }, m.reason || "not measured") : number(m.value);
     const floor = m.detection_limit === null ? "" : el("span", { class: "soft" }, ` sees from ${number(m.detection_limit)}`);
-    lines.append(el("tr", { class: blamed.has(name) ? "over" : "" }, el("td", {}, name), el("td", { class: m.value === null && !m.exact ? "" : "n" }, value), el("td", {}, m.unit, floor), el("td", {}, detail.limit_words[name] || ""),
-      el("td", { class: "wide soft" }, detail.limits[name]?.origin || ""), el("td", { class: "n wide" }, m.per_image.length > 1 ? m.per_image.map(number).join(" · ") : ""), el("td", {}, place)));
+    lines.append(el("tr", { class: blamed.has(name) ? "over" : "" }, el("td", {}, name), el("td", { class: m.value === null && !m.exact ? "" : "n" }, value), el("td", {}, m.unit, floor), el("td", { class: "nowrap" }, detail.limit_words[name] || ""),
+      el("td", { class: "wide soft" }, detail.limits[name]?.origin || ""), el("td", { class: "n wide" }, m.per_image.length > 1 ? m.per_image.map(number).join(" · ") : ""), el("td", { class: "nowrap" }, place)));
   }
   table.append(lines);
   return el("div", { class: "scroll" }, table);
@@ -131,17 +132,18 @@ function facts(pairs) {
   return list;
 }
 
-/** Offsets per tile as a heat map, where the tone detector stored a table of them. */
+/** Offsets per tile, as the tone detector stored them (row by row), as a heat map. */
 function tones(detail) {
-  const details = detail.measurements.tile_tone?.details || {};
-  const grid = Object.values(details).find((value) => Array.isArray(value) && value.length && value.every((line) => Array.isArray(line) && line.length && line.every((cell) => typeof cell === "number")));
-  if (!grid) return null;
+  const offsets = detail.measurements.tile_tone?.details?.offsets;
+  const wide = detail.receipts.tiling?.grid?.cols.starts.length;
+  if (!wide || !Array.isArray(offsets) || !offsets.length || !offsets.every((value) => typeof value === "number")) return null;
+  const grid = Array.from({ length: Math.ceil(offsets.length / wide) }, (_, line) => offsets.slice(line * wide, (line + 1) * wide));
   const most = Math.max(...grid.flat().map(Math.abs), 1e-9);
   const table = el("table", { class: "heat", "aria-label": "Offset of each tile in grey levels" });
   for (const line of grid) {
     const row = el("tr");
     for (const value of line) {
-      const cell = el("td", {}, `${value > 0 ? "+" : ""}${number(value)}`);
+      const cell = el("td", {}, `${value > 0 ? "+" : value < 0 ? "−" : ""}${number(Math.abs(value))}`);
       cell.style.background = `color-mix(in srgb, ${colour(value > 0 ? "surprise" : "pass")} ${Math.round((45 * Math.abs(value)) / most)}%, transparent)`;
       row.append(cell);
     }
