@@ -58,14 +58,16 @@ def trace(
 
 def _of_timeline(timeline: profiler.Timeline, weights: int, *, converted: bool) -> MemoryTrace:
     (begin, end), tiles = timeline.ranges["fidelity:decode"][0], timeline.ranges.get("fidelity:tile", [])
-    peaks = {"decode": [timeline.peak(begin, end)], "tile": [timeline.peak(*tile) for tile in tiles]}
+    peaks = {"decode": [timeline.peak(begin, end)]}
+    if tiles:
+        peaks["tile"] = [timeline.peak(*tile) for tile in tiles]
     if len(tiles) > 1:
         borders = [begin, *(border for tile in tiles for border in tile), end]
         peaks["assemble"] = [timeline.peak(*gap) for gap in zip(borders[::2], borders[1::2])]
     if converted:
         peaks["convert"] = [timeline.peak(*timeline.ranges["fidelity:convert"][0])]
     return MemoryTrace(
-        allocated_peak_bytes=weights + max(timeline.alive),
+        allocated_peak_bytes=weights + max(max(found) for found in peaks.values()),
         weights_bytes=weights,
         method=CPU_METHOD,
         stages=_stages({name: [weights + peak for peak in found] for name, found in peaks.items()}),

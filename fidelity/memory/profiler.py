@@ -1,4 +1,4 @@
-"""Every allocation and release of the CPU allocator during a block, from torch's profiler.
+"""Every allocation of the CPU allocator during a block, and its release, from torch's profiler.
 
 A tracker of tensors misses what kernels allocate for themselves: 384 MiB seen of a decode whose convolutions' workspace
 made it 449, and whose resident peak rose by 450. The allocator's own events have both.
@@ -45,7 +45,8 @@ class Timeline:
 def record() -> Iterator[Timeline]:
     """Record the allocator's events of this thread. The Timeline is filled on exit; `span` adds ranges to it.
 
-    The garbage collector rests meanwhile: what it frees was allocated before, and would count as a release.
+    Releases of what was allocated before are no events. The garbage collector rests meanwhile: when it runs depends on
+    what the process did before, and the same decode must have the same peak.
     """
     timeline = Timeline()
     collects = gc.isenabled()

@@ -8,6 +8,7 @@ holds identities of objects, but for the entry `WEIGHTS`, which is the digest of
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ _BOOKKEEPING = frozenset(
      "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
      "_is_full_backward_hook", "_compiled_call_impl", "_internal_dict")
 )  # fmt: skip
+_IDENTITY = re.compile(r" #[0-9a-f]+")
 _DEPTH = 4  # caches of video decoders are lists of tensors in lists
 
 
@@ -48,16 +50,15 @@ def fingerprint(module: nn.Module, family: Family) -> dict[str, str]:
         found[f"module {path or type(module).__name__}"] = f"{type(part).__name__} #{id(part):x}"
         for kind, name, value in _of_one_module(part):
             found[f"{kind} {prefix}{name}"] = value
-    total = hashlib.sha256()
-    for name, tensor in sorted(named_tensors(module)):
+    digests: dict[str, str] = {}
+    for name, tensor in named_tensors(module):
         digest = digest_of(tensor)
-        about = f"{list(tensor.shape)} {dtype_name(tensor.dtype)}"
-        total.update(f"{name} {about} {digest};".encode())
+        digests[name] = f"{name} {list(tensor.shape)} {dtype_name(tensor.dtype)} {digest};"
         found[f"dtype {name}"] = dtype_name(tensor.dtype)
         found[f"device {name}"] = str(tensor.device)
         found[f"object {name}"] = f"{type(tensor).__name__} #{id(tensor):x}"
         found[f"value {name}"] = f"{list(tensor.shape)} {digest}"
-    found[WEIGHTS] = total.hexdigest()[:16]
+    found[WEIGHTS] = hashlib.sha256("".join(digests[name] for name in sorted(digests)).encode()).hexdigest()[:16]
     return found
 
 
@@ -73,7 +74,7 @@ def leaks(before: dict[str, str], after: dict[str, str]) -> list[str]:
         if kind == "value" and moved:
             continue  # said already: of course its bits differ
         identities = kind in ("value", "object", "module")
-        alike[(kind, "", "") if identities else (kind, was, now)].append(name)
+        alike[(kind, "", "") if identities else (kind, _without_identity(was), _without_identity(now))].append(name)
     lines = [_sentence(kind, names, before, after) for (kind, _, _), names in alike.items()]
     if not lines and before.get(WEIGHTS) != after.get(WEIGHTS):
         lines = [f"weights: {before.get(WEIGHTS)} → {after.get(WEIGHTS)}"]
@@ -134,4 +135,4 @@ def _sentence(kind: str, names: list[str], before: dict[str, str], after: dict[s
 
 
 def _without_identity(text: str) -> str:
-    return " ".join(word for word in text.split(" ") if not word.startswith("#"))
+    return _IDENTITY.sub("", text)

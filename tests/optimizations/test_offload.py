@@ -1,0 +1,149 @@
+"""Offload by the real mechanisms: bit-equal, proved by hooks and bytes, and gone afterwards."""
+
+from __future__ import annotations
+
+import glob
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from fidelity.errors import EvaluationError
+from fidelity.optimizations import apply_plan
+from fidelity.records import OFFLOADS, DecodePlan, Tiling
+from tests.optimizations.small import MODEL, decode, model_with
+
+MODES = [mode for mode in OFFLOADS if mode != "none"]
+MOVING = ("sequential", "disk")
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield tmp_path
+    assert glob.glob(str(tmp_path / "fidelity-offload-*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("mode", MODES)
+def test_bit_equal_to_the_plain_decode_and_proved(module, mode, dtype):
+    plain, _ = decode(module, DecodePlan(dtype=dtype))
+    sample, receipts = decode(module, DecodePlan(dtype=dtype, offload=mode))
+    assert torch.equal(sample, plain)
+    receipt = receipts["offload"]
+    assert receipt["engaged"] is True
+    assert receipt["hooks"] > 0
+    assert receipt["devices"] == ["cpu"]
+    weights = sum(
+        weight.numel()
+        for name, weight in module.named_parameters()
+        if name.startswith(("decoder.", "post_quant_conv."))
+    )
+    size = 4 if dtype == "fp32" else 2
+    assert receipt["moved_bytes"] == (weights * size if mode in MOVING else 0)
+    assert (receipt["note"] is None) is (mode in MOVING)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_everything_is_as_it_was(module, mode):
+    objects = {name: (weight, weight.data_ptr(), weight.clone()) for name, weight in module.named_parameters()}
+    attributes = {name: set(part.__dict__) for name, part in module.named_modules()}
+    hooked = []
+
+    def fail(self, part, z):
+        hooked.extend(inner for inner in part.modules() if {"_hf_hook", "_diffusers_hook"} & set(inner.__dict__))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        decode(module, DecodePlan(offload=mode), model=model_with(decode=fail))
+    assert hooked
+    assert {name: set(part.__dict__) for name, part in module.named_modules()} == attributes
+    for name, weight in module.named_parameters():
+        held, place, bits = objects[name]
+        assert weight is held
+        assert weight.data_ptr() == place
+        assert torch.equal(weight, bits)
+    assert module.decoder.conv_in.forward.__func__ is torch.nn.Conv2d.forward
+
+
+@pytest.mark.parametrize("mode", ["sequential", "disk"])
+def test_weights_really_leave(module, mode):
+    with apply_plan(module, DecodePlan(offload=mode), model=MODEL, device="cpu"):
+        assert {weight.device.type for weight in module.decoder.parameters()} == {"meta"}
+
+
+def test_disk_reads_from_the_disk(module, temporary):
+    with apply_plan(module, DecodePlan(offload="disk"), model=MODEL, device="cpu"), torch.no_grad():
+        (folder,) = temporary.glob("fidelity-offload-*")
+        Path(folder, "decoder.conv_in.weight.dat").unlink()
+        with pytest.raises(FileNotFoundError, match="conv_in"):
+            module.decode(torch.zeros(1, 4, 8, 8))
+
+
+@pytest.mark.parametrize("mode", ["sequential", "group_leaf"])
+def test_hooks_are_those_of_the_judged_decode_only(module, mode):
+    once = decode(module, DecodePlan(offload=mode))[1]["offload"]["hooks"]
+
+    def decode_before(part):
+        MODEL.family.decode(part, torch.zeros(1, 4, 8, 8))
+
+    assert decode(module, DecodePlan(offload=mode), before=decode_before)[1]["offload"]["hooks"] == once
+
+
+def test_offload_under_tiles_and_slices_fires_for_each(module):
+    plan = DecodePlan(offload="sequential", tiling=Tiling(8, 0.25), slicing=True)
+    once = decode(module, DecodePlan(offload="sequential"))[1]["offload"]
+    tiled = decode(module, plan)[1]["offload"]
+    assert tiled["hooks"] == 12 * once["hooks"]
+    assert tiled["moved_bytes"] == 12 * once["moved_bytes"]
+
+
+def test_decode_that_bypasses_the_model_hook_is_seen(module):
+    # diffusers #2285: `decode` without the decorator that calls the hook
+    model = model_with(decode=lambda self, part, z: type(part).decode.__wrapped__(part, z).sample)
+    sample, receipts = decode(module, DecodePlan(offload="model"), model=model)
+    assert torch.equal(sample, decode(module)[0])
+    assert receipts["offload"]["engaged"] is False
+    assert receipts["offload"]["reason"] == "the decode bypassed the hooks: none fired"
+
+
+def test_groups_attached_to_forward_only_are_seen(module):
+    # diffusers #12692: without block modules the only group hangs on `forward`, which decode never calls
+    module._group_offload_block_modules = None
+    try:
+        sample, receipts = decode(module, DecodePlan(offload="group_block"))
+    finally:
+        del module._group_offload_block_modules
+    assert torch.equal(sample, decode(module)[0])
+    assert receipts["offload"]["engaged"] is False
+    assert receipts["offload"]["hooks"] == 0
+
+
+def test_hooks_that_fire_and_move_nothing_are_seen(module):
+    def onload_for_good(part):
+        for inner in part.modules():
+            hook = inner.__dict__.get("_hf_hook")
+            for one in getattr(hook, "hooks", (hook,)):
+                if getattr(one, "offload", False):
+                    one.pre_forward(inner)
+                    one.offload = False
+
+    _, receipts = decode(module, DecodePlan(offload="sequential"), before=onload_for_good)
+    assert receipts["offload"]["engaged"] is False
+    assert "no weights moved to cpu" in receipts["offload"]["reason"]
+
+
+@pytest.mark.parametrize("mode", ["model", "group_leaf"])
+def test_offload_of_an_offloaded_module_is_refused(module, mode):
+    with (
+        apply_plan(module, DecodePlan(offload="sequential"), model=MODEL, device="cpu"),
+        pytest.raises(EvaluationError, match="carries an offload hook already"),
+    ):
+        apply_plan(module, DecodePlan(offload=mode), model=MODEL, device="cpu").__enter__()
+
+
+def test_group_offload_of_a_module_that_has_none_is_a_clean_error():
+    with pytest.raises(EvaluationError, match="Linear has no enable_group_offload"):
+        apply_plan(torch.nn.Linear(1, 1), DecodePlan(offload="group_leaf"), model=MODEL, device="cpu").__enter__()
