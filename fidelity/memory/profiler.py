@@ -62,7 +62,8 @@ def record() -> Iterator[Timeline]:
                 gc.enable()
             with _quiet():
                 profile.__exit__(None, None, None)
-    _fill(timeline, profile.kineto_results.events())
+    recorded = profile.kineto_results
+    _fill(timeline, recorded.events() if recorded is not None else [])
 
 
 def span(name: str) -> Any:
@@ -113,7 +114,7 @@ def _memory_events_only() -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the profiler's own C++ lines off file descriptor 2; whatever else was written there is passed on."""
-    if sys.stderr is not None:
+    if sys.stderr is not None and not sys.stderr.closed:
         sys.stderr.flush()
     try:
         console = os.dup(2)

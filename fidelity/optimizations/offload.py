@@ -125,7 +125,7 @@ def _group_leaf(module: nn.Module, execution: torch.device, folder: str) -> None
     _group(module, execution, offload_type="leaf_level")
 
 
-def _group(module: nn.Module, execution: torch.device, **how: Any) -> None:
+def _group(module: Any, execution: torch.device, **how: Any) -> None:
     if not hasattr(module, "enable_group_offload"):
         raise EvaluationError(f"offload: {type(module).__name__} has no enable_group_offload; diffusers' models have")
     module.enable_group_offload(onload_device=execution, offload_device=torch.device("cpu"), **how)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fidelity.optimizations.attributes import attributes_kept
 from fidelity.records import DecodePlan, Model, Observation, Proof
 from fidelity.registry import optimization
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def _batch_of_one(value: bool, plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> str | None:
@@ -18,7 +15,7 @@ def _batch_of_one(value: bool, plan: DecodePlan, model: Model, shape: tuple[int,
 
 
 @optimization("slicing", order=20, inapplicable=_batch_of_one)
-def slicing(module: nn.Module, value: bool, *, plan: DecodePlan, model: Model, device: str) -> Iterator[Proof]:
+def slicing(module: Any, value: bool, *, plan: DecodePlan, model: Model, device: str) -> Iterator[Proof]:
     """Decode a batch one item at a time, by the class's enable_slicing."""
     missing = None
     with attributes_kept(module, ("use_slicing",)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fidelity.lazy import torch
 
@@ -43,12 +43,8 @@ def cast(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 @contextmanager
 def in_main_memory(module: nn.Module) -> Iterator[None]:
     """Move weights to the CPU; afterwards put objects and data back into every place that held them."""
-    places = [
-        (table, key, tensor)
-        for part in module.modules()
-        for table in (part._parameters, part._buffers)
-        for key, tensor in table.items()
-    ]
+    tables: list[dict[str, Any]] = [table for part in module.modules() for table in (part._parameters, part._buffers)]
+    places = [(table, key, tensor) for table in tables for key, tensor in table.items()]
     with _swapped(module, lambda _, tensor: tensor.data.to("cpu")):
         try:
             yield
