@@ -7,6 +7,7 @@ Exit status: 0 as the suites expect · 1 a gate failed · 2 the request is wrong
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,6 +193,31 @@ def validate(path: Path, model: str | None, plugins: tuple[str, ...]) -> int:
     return 0
 
 
+@cli.command("inspect")
+@click.argument("name", metavar="MODEL")
+@device_option
+@model_option
+@plugin_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect_(name: str, device: str, model: str | None, plugins: tuple[str, ...], as_json: bool) -> int:
+    """Geometry, scaling, legal tiles, round-trip error, and how far the decoder looks. MODEL is a name or NAME=PATH."""
+    registry, _, mine = _prepare(plugins, model or (name if "=" in name else None))
+    from fidelity import inspection
+    from fidelity.environment import check_device
+    from fidelity.records import to_json
+
+    chosen = mine if mine is not None and mine.name == name.partition("=")[0] else registry.MODELS.get(name)
+    check_device(device)
+    photographs = [source for each, source in registry.LATENTS.items() if each.startswith("photo-")]
+    found = inspection.inspect(chosen, photographs, device)
+    if as_json:
+        click.echo(to_json(found).decode())
+        return 0
+    for line in inspection.lines(found):
+        click.echo(line)
+    return 0
+
+
 # ---------------------------------------------------------------- goldens
 
 
@@ -310,7 +336,8 @@ def report_(folder: Path) -> int:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line: errors are one line on standard error."""
+    """Run the command line: errors are one line on standard error. A SIGTERM ends a run as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = cli.main(args=arguments, prog_name="fidelity", standalone_mode=False) or 0
     except click.exceptions.NoArgsIsHelpError as error:

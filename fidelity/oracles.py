@@ -23,7 +23,7 @@ LIMIT = Limit(
     max=0.01,
     origin="noise floor: the oracle decodes the same tiles in the same dtype and batch shape, bit-equal where measured",
 )
-"""Grey levels; see `benchmarks/oracles.py` for the measured floor of each dtype."""
+"""Grey levels. tests/test_oracles.py holds honest decodes to the bit, in every dtype."""
 
 
 def shared(plan: DecodePlan) -> DecodePlan:

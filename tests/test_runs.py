@@ -130,7 +130,7 @@ def test_a_worker_that_dies_costs_its_own_case_only(recorded, tmp_path):
     assert done.returncode == 3, done.stderr
     by_fault = {}
     for case in results(folder / "out").cases:
-        by_fault.setdefault(case.plan.options["fault"], []).append(case)
+        by_fault.setdefault(case.plan.options.get("fault", False), []).append(case)
     assert {fault: {case.verdict for case in cases} for fault, cases in by_fault.items()} == {
         False: {"pass"}, "kill": {"error"}, "segfault": {"error"}, "raise": {"error"}, "oom": {"error"}, "leak": {"fail"},
     }  # fmt: skip
