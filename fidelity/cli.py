@@ -91,8 +91,8 @@ def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str 
     names = [one.name for one in loaded]
     if len(set(names)) < len(names):
         raise RequestError(f"two of the suites have the same name ({', '.join(names)}): rename one")
-    out = out if out is not None or len(loaded) == 1 else Path("runs")
-    folders = [(out or Path("runs") / one.name) if len(loaded) == 1 else out / one.name for one in loaded]  # type: ignore[operator]
+    parent = out or Path("runs")
+    folders = [out] if out is not None and len(loaded) == 1 else [parent / one.name for one in loaded]
     for folder in folders:
         runs.refuse_foreign(folder)
     options = runs.Options(
@@ -182,7 +182,8 @@ def validate(path: Path, model: str | None, plugins: tuple[str, ...]) -> int:
     reasons = Counter(case.not_applicable for case in loaded.cases if case.not_applicable)
     judged = [case for case in loaded.cases if not case.not_applicable]
     expected = Counter(case.expected.verdict for case in judged)
-    click.echo(f"{loaded.name}: {len(loaded.cases)} cases, {len(judged)} judged, {sum(reasons.values())} not applicable")
+    idle = sum(reasons.values())
+    click.echo(f"{loaded.name}: {len(loaded.cases)} cases, {len(judged)} judged, {idle} not applicable")
     for verdict, count in expected.items():
         click.echo(f"  {count:5}  expected to {verdict}")
     for reason, count in reasons.most_common():

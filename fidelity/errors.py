@@ -1,19 +1,19 @@
 """One tree of exceptions. Each message is one line: what, where, measured, limit, next step.
 
-    FidelityError
-    ├── RequestError            the request is wrong: exit status 2, nothing written
-    │   ├── UnknownName         a model, latents, option, metric … that nobody registered
-    │   ├── SuiteError          a suite that cannot be read or asks for the impossible
-    │   │   └── IllegalTiling   a tile and an overlap that a class cannot decode faithfully
-    │   ├── ModelError          a model directory without config, with missing or extra weights …
-    │   ├── LatentsError        latents of the wrong rank, channels, dtype or with NaN
-    │   ├── GoldenError         a golden that is missing, corrupted or of something else
-    │   ├── OutputError         an output folder that cannot be written, or that holds something else
-    │   └── PluginError         a plugin that does not import or register
-    └── EvaluationError         a case could not be judged: verdict `error`, exit status 3
-        ├── AttestationError    LPIPS weights are missing, altered or give the wrong answer
-        ├── DriftError          the reference decode left its golden
-        └── WorkerDied          the worker process ended under a case
+FidelityError
+├── RequestError            the request is wrong: exit status 2, nothing written
+│   ├── UnknownName         a model, latents, option, metric … that nobody registered
+│   ├── SuiteError          a suite that cannot be read or asks for the impossible
+│   │   └── IllegalTiling   a tile and an overlap that a class cannot decode faithfully
+│   ├── ModelError          a model directory without config, with missing or extra weights …
+│   ├── LatentsError        latents of the wrong rank, channels, dtype or with NaN
+│   ├── GoldenError         a golden that is missing, corrupted or of something else
+│   ├── OutputError         an output folder that cannot be written, or that holds something else
+│   └── PluginError         a plugin that does not import or register
+└── EvaluationError         a case could not be judged: verdict `error`, exit status 3
+    ├── AttestationError    LPIPS weights are missing, altered or give the wrong answer
+    ├── DriftError          the reference decode left its golden
+    └── WorkerDied          the worker process ended under a case
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from fidelity import latents as latents_
 from fidelity.detectors import seam_family
 from fidelity.environment import environment_class
 from fidelity.errors import EvaluationError, LatentsError
+from fidelity.golden import Golden
 from fidelity.lazy import torch
 from fidelity.optimizations import state
 from fidelity.records import DTYPES, Case, CaseResult, Decoded, DecodePlan, Measurement, Model, Reason, Reference
@@ -59,7 +60,7 @@ class Evaluator:
         self.device, self.folder, self.suite_path = device, folder, suite_path
         self.gate_regressions = gate_regressions
         self._runners: dict[str, Runner] = {}
-        self._golden: tuple[tuple[str, str], golden.Golden] | None = None
+        self._golden: tuple[tuple[str, str], Golden] | None = None
         self._oracle: tuple[str, Tensor] | None = None
         self._measured: dict[tuple[str, ...], tuple[dict[str, Measurement], dict[str, tuple[str, ...]]]] = {}
 
@@ -74,7 +75,7 @@ class Evaluator:
     def weights_digest(self, model: str) -> str:
         return self.runner(model).fingerprint[state.WEIGHTS]
 
-    def golden(self, model: str, latents: str) -> golden.Golden:
+    def golden(self, model: str, latents: str) -> Golden:
         """The golden of these latents, checked against the loaded weights. Raises GoldenError."""
         if self._golden is None or self._golden[0] != (model, latents):
             self._golden = self._oracle = None  # one at a time
@@ -109,7 +110,7 @@ class Evaluator:
         )
 
     def reference(self, model: str, latents: str, *, recorded: bool = False) -> Reference:
-        """Decode the reference plan again and hold it against its golden; nothing that leans on it passes if it moved."""
+        """Decode the reference again and hold it against its golden: nothing that leans on it passes if it moved."""
         stored = self.golden(model, latents)
         here = environment_class(self.device)
         same = stored.certificate.environment_class == here
@@ -117,8 +118,8 @@ class Evaluator:
         about: dict[str, Any] = {"model": model, "latents": latents, "limit": limit, "same_environment": same}
         made = self.make_latents(model, latents)
         if made.shape != stored.latents.shape or not torch.allclose(made, stored.latents, rtol=1e-3, atol=1e-3):
-            reason = f"the latents {latents!r} made now differ from those of the golden: fidelity golden approve records anew"
-            return Reference(drift=None, ok=False, reason=reason, recorded=recorded, **about)
+            moved = f"the latents {latents!r} made now differ from the golden's: fidelity golden approve records anew"
+            return Reference(drift=None, ok=False, reason=moved, recorded=recorded, **about)
         decoded = self.runner(model).decode(stored.latents, REFERENCE_PLAN, trace=False)
         about["seconds"] = decoded.seconds["decode"]
         measured = METRICS.get("rmse")(
@@ -127,7 +128,7 @@ class Evaluator:
         drift = measured.value
         ok = drift is not None and drift <= limit
         where = "its own environment class" if same else f"{here}, recorded in {stored.certificate.environment_class}"
-        seen = f"{drift:.4g} grey levels RMSE" if drift is not None else measured.reason
+        seen = f"{drift:.4g} grey levels RMSE" if drift is not None else str(measured.reason)
         reason = None if ok else f"reference drifted: {seen}, limit {limit:g} in {where}"
         return Reference(drift=drift, ok=ok, reason=reason, recorded=recorded, **about)
 
@@ -137,7 +138,8 @@ class Evaluator:
         One plan without options a dtype; whichever measurement is not finite has no floor, and so is never gated.
         """
         stored, runner = self.golden(model, latents), self.runner(model)
-        before, floors = torch.get_num_threads(), {}
+        before = torch.get_num_threads()
+        floors: dict[str, dict[str, float]] = {}
         for dtype in DTYPES:
             plan, values = DecodePlan(dtype=dtype), []
             for threads in (1, 2):
@@ -145,17 +147,18 @@ class Evaluator:
                 decoded = runner.decode(stored.latents, plan, trace=False)
                 values.append(measure(decoded, stored.sample, plan, self.models[model].data_range))
             torch.set_num_threads(before)
+            pairs = {name: (one.value, values[1][name].value) for name, one in values[0].items()}
             floors[dtype] = {
-                name: abs(one.value - values[1][name].value)
-                for name, one in values[0].items()
-                if one.value is not None and values[1][name].value is not None
+                name: abs(first - second)
+                for name, (first, second) in pairs.items()
+                if first is not None and second is not None
             }
         return floors
 
     # ------------------------------------------------------------ a case
 
     def case(self, case: Case, *, decode: Decode | None = None) -> CaseResult:
-        """Decode and judge one case. What a decode raises becomes an `error` with `crash`; GoldenError passes through."""
+        """Decode and judge one case. What a decode raises becomes an `error` with `crash`; GoldenError passes."""
         if case.not_applicable:
             return result_of(case, "not_applicable", (Reason("not_applicable", case.not_applicable),))
         stored = self.golden(case.model, case.latents)
@@ -165,13 +168,9 @@ class Evaluator:
             return self._finish(case, "error", (crash(error),))
         return self.judge(case, stored, decoded, by_somebody_else=decode is not None)
 
-    def judge(
-        self, case: Case, stored: golden.Golden, decoded: Decoded, *, by_somebody_else: bool = False
-    ) -> CaseResult:
+    def judge(self, case: Case, stored: Golden, decoded: Decoded, *, by_somebody_else: bool = False) -> CaseResult:
         """Measure a decode against its golden, and against its oracle if it is the model's own; gate it."""
-        reasons = list(
-            gates.receipt_reasons(decoded.receipts, case.plan.settings, repeat_exact=decoded.repeat_exact)
-        )
+        reasons = list(gates.receipt_reasons(decoded.receipts, case.plan.settings, repeat_exact=decoded.repeat_exact))
         if decoded.sample.shape != stored.sample.shape:
             seen, want = ("×".join(map(str, tensor.shape)) for tensor in (decoded.sample, stored.sample))
             message = f"the sample is {seen}, the golden {want}: nothing was resized, nothing compared"
@@ -194,7 +193,7 @@ class Evaluator:
             reasons += gates.regressions(measurements, approved.values, approved.floors)
         return self._finish(case, gates.verdict(tuple(reasons)), tuple(reasons), decoded, measurements, pictures)
 
-    def _measure(self, case: Case, stored: golden.Golden, decoded: Decoded) -> tuple[Any, Any]:
+    def _measure(self, case: Case, stored: Golden, decoded: Decoded) -> tuple[Any, Any]:
         key = (latents_.digest(decoded.sample), str(case.plan.tiling), str(case.plan.temporal))
         if key not in self._measured:
             data_range = self.models[case.model].data_range
@@ -203,7 +202,7 @@ class Evaluator:
             self._measured[key] = (measurements, pictures)
         return self._measured[key]
 
-    def _against_oracle(self, plan: DecodePlan, stored: golden.Golden, decoded: Decoded) -> Measurement:
+    def _against_oracle(self, plan: DecodePlan, stored: Golden, decoded: Decoded) -> Measurement:
         shared = oracles.shared(plan).id
         if self._oracle is None or self._oracle[0] != shared:
             start = time.perf_counter()

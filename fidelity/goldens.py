@@ -58,9 +58,7 @@ def prune(suite: Suite) -> list[Key]:
     return doomed
 
 
-def approve(
-    suite: Suite, options: Options, *, reason: str, progress: Progress = silent
-) -> tuple[RunResult, list[Key]]:
+def approve(suite: Suite, options: Options, *, reason: str, progress: Progress = silent) -> tuple[RunResult, list[Key]]:
     """Record anew the goldens whose reference moved, run the suite, and store what it measured as approved.
 
     Returns the run and the goldens that were recorded anew.

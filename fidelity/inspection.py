@@ -7,20 +7,21 @@ at which distance from its cut edge, compared with the full decode? The second i
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from fidelity.errors import IllegalTiling, LatentsError
+from fidelity.errors import LatentsError
 from fidelity.lazy import torch
-from fidelity.records import LatentSource, Model, Tiling
+from fidelity.models import legal_tiles
+from fidelity.records import LatentSource, Model
 from fidelity.runner import Runner
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 OVERLAPS = (0.0, 0.125, 0.25, 0.5)
-LARGEST_TILE = 128
 ERRORS = (1.0, 0.5, 0.1)
 """Grey levels RMS for which an overlap is predicted."""
 EXACT = 1e-3
@@ -35,7 +36,7 @@ class Reach(Struct, frozen=True):
     edge: tuple[float, ...]
     """RMS error of a decode that was cut off, at each distance from the cut."""
     is_global: bool
-    """Whether one pixel moves the whole picture: statistics or attention over all of it, so that tiling is never exact."""
+    """Whether one pixel moves the whole picture (statistics or attention over all of it): tiling is never exact."""
 
     @property
     def radius(self) -> int | None:
@@ -99,24 +100,12 @@ def inspect(model: Model, photographs: list[LatentSource], device: str = "cpu") 
         scaling={"factor": scaling.factor, "shift": scaling.shift, "mean": scaling.mean, "std": scaling.std},
         force_upcast=model.force_upcast,
         reference=model.reference,
-        legal_tiles={f"{overlap:g}": legal_tiles(model, overlap) for overlap in OVERLAPS},
+        legal_tiles={f"{overlap:g}": legal_tiles(model.family, geometry, overlap) for overlap in OVERLAPS},
         decoder_weights=count,
         decoder_bytes=4 * count,
         round_trip=trips,
         reach=reach(runner, first if first is not None else _seeded(model)),
     )
-
-
-def legal_tiles(model: Model, overlap: float) -> tuple[int, ...]:
-    """Tiles up to 128 latent pixels whose grid the class can lay faithfully at this overlap."""
-    found = []
-    for tile in range(1, LARGEST_TILE + 1):
-        try:
-            model.family.tile_grid(model.geometry, (LARGEST_TILE + 1, LARGEST_TILE + 1), Tiling(tile, overlap))
-        except IllegalTiling:
-            continue
-        found.append(tile)
-    return tuple(found)
 
 
 def reach(runner: Runner, latents: Tensor) -> Reach:
@@ -176,7 +165,8 @@ def lines(found: Inspection) -> list[str]:
     else:
         out.append(f"one latent px reaches {probe.radius} latent pixels: tiling is exact beyond that")
     steps = [d for d in (0, 1, 2, 4, 8, 12, 16) if d < len(probe.edge)]
-    out.append("cut edge      " + " · ".join(f"{probe.edge[d]:.2f} at {d}" for d in steps) + "  (RMS grey levels at latent px)")
+    profile = " · ".join(f"{probe.edge[d]:.2f} at {d}" for d in steps)
+    out.append(f"cut edge      {profile}  (RMS grey levels at latent px)")
     for error in ERRORS:
         needed = probe.overlap(error)
         what = "no overlap is enough" if needed is None else f"{needed} latent pixels"
@@ -188,7 +178,7 @@ def _ranges(numbers: tuple[int, ...]) -> str:
     """`4, 8, … 128 (every 4)`, or the numbers themselves."""
     if not numbers:
         return "none"
-    steps = {b - a for a, b in zip(numbers, numbers[1:])}
+    steps = {b - a for a, b in pairwise(numbers)}
     if len(numbers) > 3 and len(steps) == 1:
         return f"{numbers[0]}, {numbers[1]}, … {numbers[-1]} (every {steps.pop()})"
     return ", ".join(map(str, numbers))

@@ -1,6 +1,6 @@
 """torch, numpy and friends, imported at first use, so that `fidelity --help`, `ls` and `validate` answer at once.
 
-    from fidelity.lazy import torch
+from fidelity.lazy import torch
 """
 
 from __future__ import annotations

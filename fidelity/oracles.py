@@ -1,4 +1,4 @@
-"""What the option should have given: the same tiles and items, each decoded alone by the plain path, put together by us.
+"""What the option should have given: the same tiles and items, each decoded by the plain path, put together by us.
 
 Honest tiling of a GroupNorm decoder costs ten grey levels against the golden, which cannot see a wrong line of one
 there; the oracle can. It decodes with the plan's own dtype and batch shape, so that nothing but the option's own work
@@ -66,22 +66,23 @@ def _item(module: nn.Module, latents: Tensor, plan: DecodePlan, model: Model) ->
 def compare(candidate: Tensor, expected: Tensor, *, data_range: tuple[float, float]) -> Measurement:
     """Largest absolute difference in grey levels per item, and its place; values that are NaN in both are equal.
 
-    Both (B, C, H, W) fp32. A shape of its own, or a value that is finite in only one of them, is not measured: `reason`.
+    Both (B, C, H, W) fp32. Another shape, or a value that is finite in only one of them, is not measured: `reason`.
     """
-    about = {"name": NAME, "unit": "grey levels", "better": "lower"}
+    unmeasured = Measurement(name=NAME, unit="grey levels", better="lower")
     if candidate.shape != expected.shape:
         sizes = " and ".join("×".join(map(str, tensor.shape)) for tensor in (candidate, expected))
-        return Measurement(reason=f"candidate and oracle differ in shape: {sizes}", **about)
+        return msgspec.structs.replace(unmeasured, reason=f"candidate and oracle differ in shape: {sizes}")
     low, high = data_range
     same = (candidate == expected) | (candidate.isnan() & expected.isnan())
     apart = torch.where(same, 0.0, (candidate - expected).abs() * (255.0 / (high - low)))
     if not bool(apart.isfinite().all()):
-        return Measurement(reason="a value is finite in only one of candidate and oracle", **about)
+        return msgspec.structs.replace(unmeasured, reason="a value is finite in only one of candidate and oracle")
     per_image = tuple(apart.flatten(1).amax(1).tolist())
     image, value = Measurement.worst(per_image, "lower")
     y, x = divmod(int(apart[image].amax(0).argmax()), apart.shape[-1])
     where = {"image": image, "x": x, "y": y} if value else None
-    return Measurement(value=value, per_image=per_image, where=where, exact=bool(same.all()), **about)
+    exact = bool(same.all())
+    return msgspec.structs.replace(unmeasured, value=value, per_image=per_image, where=where, exact=exact)
 
 
 def assemble(tiles: list[list[Tensor]], grid: TileGrid) -> Tensor:
@@ -116,7 +117,7 @@ def _shown(axis: TileAxis) -> list[int]:
 
 
 def _blend(before: Tensor, after: Tensor, band: int, dim: int) -> Tensor:
-    """`after` with its first pixels along `dim` mixed with the last of `before`; each product rounds as its dtype does."""
+    """`after`, its first pixels along `dim` mixed with the last of `before`; each product rounds as its dtype does."""
     extent = min(before.shape[dim], after.shape[dim], band)
     if extent == 0:
         return after

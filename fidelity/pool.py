@@ -82,7 +82,8 @@ class Worker:
         process.wait()
 
     def _send(self, message: Any) -> None:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(message) + b"\n")
             self._process.stdin.flush()
@@ -90,7 +91,8 @@ class Worker:
             self._died()
 
     def _receive(self) -> Reply:
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
             self._died()

@@ -186,7 +186,7 @@ class Family(Protocol):
         """A submodule in the middle of the decoder, where the compute dtype is witnessed."""
 
     def tile_grid(self, geometry: Geometry, latent_size: tuple[int, int], tiling: Tiling) -> TileGrid:
-        """Where tiles will lie. Raises IllegalTiling, with the measured value and the next legal one, if they cannot."""
+        """Where tiles will lie. Raises IllegalTiling, with the value and the next legal one, if they cannot."""
 
     def will_tile(self, latent_size: tuple[int, int], tiling: Tiling) -> bool:
         """Whether the class tiles at all at this size (its own threshold rule)."""
@@ -218,7 +218,7 @@ class Model:
 
 @dataclass(frozen=True)
 class LatentSource:
-    """A named recipe for latents. `shape` is known before anything is loaded; `make` is deterministic on any machine."""
+    """A named recipe for latents. `shape` is known before anything is loaded; `make` is deterministic."""
 
     name: str
     summary: str
@@ -265,10 +265,15 @@ class Observation:
 class Optimization(Protocol):
     """Applies one setting to a module, proves that it ran, and restores. Nothing survives it."""
 
-    name: str
-    summary: str
-    order: int
-    """Applied in ascending order, undone in descending order: precision 10, slicing 20, tiling 30, offload 90."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def summary(self) -> str: ...
+
+    @property
+    def order(self) -> int:
+        """Applied in ascending order, undone in descending order: precision 10, slicing 20, tiling 30, offload 90."""
 
     def inapplicable(self, value: Any, plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> str | None:
         """Why this setting cannot apply to latents of this shape, or None. A pure function; imports no torch."""
@@ -475,5 +480,3 @@ def _refuse_non_finite(node: Any, path: str) -> None:
     elif isinstance(node, (list, tuple)):
         for index, value in enumerate(node):
             _refuse_non_finite(value, f"{path}[{index}]")
-
-

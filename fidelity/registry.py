@@ -78,7 +78,7 @@ class Instrument:
     unit: str
     better: Better
     summary: str
-    function: Callable[..., Measurement | Sequence[Measurement]]
+    function: Callable[..., Measurement]
     is_detector: bool
     needs: str | None = None
     """A setting without which there is nothing to look for: `tiling`, `temporal`; None: always."""

@@ -122,9 +122,7 @@ class Runner:
         )
         return output.detach().to("cpu", torch.float32), memory
 
-    def _judge(
-        self, run: Decode, latents: Tensor, plan: DecodePlan
-    ) -> tuple[Tensor, float, Observation, int | None]:
+    def _judge(self, run: Decode, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, float, Observation, int | None]:
         with observe(self.module, self.model) as seen:
             seen.batch = latents.shape[0]
             if plan.tiling is not None:
@@ -172,7 +170,7 @@ def _decoder_receipt(seen: Observation) -> Receipts:
 def _receipts(proofs: dict[str, Proof], seen: Observation) -> Receipts:
     receipts = _decoder_receipt(seen)
     if "precision" not in proofs:
-        wrong = sorted(seen.middle_dtypes - {"float32"}) + ([seen.output_dtype] if seen.output_dtype != "float32" else [])
+        wrong = sorted({*seen.middle_dtypes, seen.output_dtype} - {"float32"})
         receipts["precision"] = {
             "requested": False,
             "engaged": not wrong,
@@ -196,7 +194,8 @@ def _claims(seen: Observation, plan: DecodePlan) -> Receipts:
     if plan.tiling is not None and seen.grid is not None:
         receipts["tiling"]["grid"] = msgspec.to_builtins(seen.grid)
         if seen.calls == 1 and seen.grid.count > 1:
-            receipts["tiling"] |= {"engaged": False, "reason": f"expected {seen.grid.count} tiles, saw one decoder call"}
+            missed = f"expected {seen.grid.count} tiles, saw one decoder call"
+            receipts["tiling"] |= {"engaged": False, "reason": missed}
     return receipts
 
 

@@ -229,7 +229,9 @@ def refuse_foreign(folder: Path) -> None:
         if not folder.is_dir():
             raise OutputError(f"{folder} is a file: name a folder with --out")
         if any(folder.iterdir()) and not _is_run(folder):
-            raise OutputError(f"{folder} holds something other than a fidelity run: nothing replaced, choose another --out")
+            raise OutputError(
+                f"{folder} holds something other than a fidelity run, nothing replaced: name another --out"
+            )
     anchor = next(parent for parent in [folder, *folder.absolute().parents] if parent.exists())
     if not anchor.is_dir() or not os.access(anchor, os.W_OK | os.X_OK):
         raise OutputError(f"{folder} cannot be written: {anchor} is not a writable folder, choose another --out")
@@ -268,7 +270,7 @@ def staged(folder: Path) -> Iterator[Path]:
 
 
 def resumable(folder: Path, suite: Suite) -> tuple[CaseResult, ...]:
-    """Results of an earlier run of the same suite that need not be judged again. Raises RequestError if it is another."""
+    """Results of an earlier run of this very suite that need not be judged again. Raises RequestError."""
     try:
         earlier = from_json((folder / MARK).read_bytes(), RunResult)
     except (OSError, msgspec.MsgspecError) as error:

@@ -19,7 +19,7 @@ LAYERS = (
     {"registry", "environment", "signal", "tensorfile", "photographs"},
     {"models", "latents", "optimizations", "memory", "metrics", "detectors", "gates"},
     {"runner", "oracles", "golden", "certificate", "images", "plans", "rules", "estimate", "grammar", "suite"},
-    {"evaluator", "worker"},
+    {"evaluator", "worker", "inspection"},
     {"pool"},
     {"runs"},
     {"goldens", "report"},

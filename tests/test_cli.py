@@ -76,7 +76,8 @@ def test_ls_prints_one_line_each(capsys, kind):
 
 
 def test_validate_counts_cases_by_verdict_to_be(capsys, tmp_path):
-    path = write_suite(tmp_path, 'dtype = ["fp32", "bf16", "fp16"]\nforce_upcast = [false, true]\nslicing = [false, true]')
+    axes = ('dtype = ["fp32", "bf16", "fp16"]', "force_upcast = [false, true]", "slicing = [false, true]")
+    path = write_suite(tmp_path, "\n".join(axes))
     code, out, _ = call(capsys, "validate", path)
     assert code == 0
     assert out.splitlines()[0] == "small: 12 cases, 4 judged, 8 not applicable"

@@ -12,12 +12,6 @@ from fidelity.runner import Runner
 registry.load_plugins()
 
 
-def test_legal_tiles_are_those_whose_stride_is_whole():
-    model = registry.MODELS.get("reference-kl")
-    assert inspection.legal_tiles(model, 0.25) == tuple(range(4, 129, 4))
-    assert inspection.legal_tiles(model, 0.0) == tuple(range(1, 129))
-
-
 @pytest.mark.slow
 def test_a_groupnorm_decoder_is_never_exact():
     model = registry.MODELS.get("reference-kl")

@@ -71,9 +71,7 @@ def test_run_writes_every_report_and_says_that_it_recorded(recorded):
 
 def test_the_same_inputs_give_the_same_file_but_for_times(recorded, tmp_path):
     shutil.copytree(recorded, tmp_path / "copy")
-    first, second = (
-        fidelity("run", "small.toml", "--out", out, cwd=tmp_path / "copy") for out in ("a", "b")
-    )
+    first, second = (fidelity("run", "small.toml", "--out", out, cwd=tmp_path / "copy") for out in ("a", "b"))
     assert first.returncode == second.returncode == 0, first.stderr
     assert without_times(tmp_path / "copy/a") == without_times(tmp_path / "copy/b")
     assert results(tmp_path / "copy/a").notes == ()
@@ -132,7 +130,8 @@ def test_a_worker_that_dies_costs_its_own_case_only(recorded, tmp_path):
     for case in results(folder / "out").cases:
         by_fault.setdefault(case.plan.options.get("fault", False), []).append(case)
     assert {fault: {case.verdict for case in cases} for fault, cases in by_fault.items()} == {
-        False: {"pass"}, "kill": {"error"}, "segfault": {"error"}, "raise": {"error"}, "oom": {"error"}, "leak": {"fail"},
+        False: {"pass"}, "kill": {"error"}, "segfault": {"error"}, "raise": {"error"}, "oom": {"error"},
+        "leak": {"fail"},
     }  # fmt: skip
     said = {fault: cases[0].reasons[0].message for fault, cases in by_fault.items() if fault}
     assert "SIGKILL" in said["kill"]

@@ -9,20 +9,22 @@ from tests.suites import LIMITS, write_suite
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.slow
 
-SEAM = LIMITS + """tile_step = { max = 1.0, origin = "test" }
+SEAM = (
+    LIMITS
+    + """tile_step = { max = 1.0, origin = "test" }
 [[expect]]
 match     = { tiling = { overlap = 0.0 } }
 verdict   = "fail"
 diagnosis = ["seam"]
 reason    = "no overlap leaves edges"
 """
+)
 MATRIX = 'dtype = ["fp32", "bf16"]\nforce_upcast = [false, true]\ntiling = [false, { tile = 16, overlap = 0.0 }]'
 
 
 @pytest.fixture
 def suite(pytester):
-    from fidelity import registry, runs
-    from fidelity import goldens
+    from fidelity import goldens, registry, runs
     from fidelity import suite as suite_
 
     path = write_suite(pytester.path, MATRIX, SEAM)
