@@ -147,7 +147,10 @@ def _case(model: str, latents: str, plan: DecodePlan, pictures: _Pictures) -> Ca
     base |= {
         "limits": LIMITS,
         "reproduce": f"fidelity run suites/reference.toml --case '{base['id']}'",
-        "seconds": {"decode": 0.31 * (2 if plan.slicing else 1) * (1.4 if plan.tiling else 1), "measure": 0.2},
+        "seconds": {
+            "decode": 0.31 * (0.5 if emulated else 1) * (2 if plan.slicing else 1) * (1.4 if plan.tiling else 1),
+            "measure": 0.2,
+        },
         "receipts": _receipts(plan, emulated, pictures.size),
         "memory": _memory(plan, emulated),
         "notes": ("fp16 emulated",) if emulated else (),

@@ -33,7 +33,9 @@ from fidelity.records import (
 from fidelity.report import console, files, html, json, junit, markdown, plans, words, write_all
 from tests.report import sample
 
-HOSTILE = "</script><script>alert(1)</script> | `x` <img src=x onerror=alert(2)> --> {{ 7*7 }} @all \x07\x00 ü"
+HOSTILE = (
+    "<!--<script </script x><script>alert(1)</script> | `x` <img src=x onerror=alert(2)> --> {{ 7*7 }} @all \x07\x00 ü"
+)
 
 
 @pytest.fixture(scope="module")
@@ -590,6 +592,8 @@ def test_hostile_text_stays_text_in_html(tmp_path):
     structure = Structure.of(page)
     assert not {"img", "u", "s"} & {tag for tag, _ in structure.tags}
     assert [about.get("type") for about, _ in structure.scripts].count(None) == 2
+    stored = [text for about, text in structure.scripts if about.get("type") == "application/json"]
+    assert not any(sign in text for text in stored for sign in "<>&"), "no sign that HTML knows, whatever it would do"
     assert "{{ 7*7 }}" in page, "data is never rendered as a template"
     detail = plain_json.loads(next(text for about, text in structure.scripts if about.get("id") == "case-0"))
     assert detail["reasons"][0]["message"] == HOSTILE
