@@ -65,18 +65,8 @@ def _mode() -> type[Any]:
 def _emulate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Any]) -> Any:
     rounds = _rounds(func, operands, args, kwargs)
     widened: dict[int, Any] = {}  # one fp32 copy of each operand, so that an operand given twice stays one
-
-    def widen(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if not _is_half(value):
-                return value
-            return widened.setdefault(id(value), value.to(torch.float32))
-        if isinstance(value, (list, tuple)):
-            return type(value)(widen(part) for part in value)
-        return value
-
-    wide_args = tuple(widen(arg) for arg in args)
-    wide_kwargs = {key: widen(value) for key, value in kwargs.items()}
+    wide_args = tuple(_widen(arg, widened) for arg in args)
+    wide_kwargs = {key: _widen(value, widened) for key, value in kwargs.items()}
     if kwargs.get("dtype") is torch.float16:
         wide_kwargs["dtype"] = torch.float32
     if func.overloadpacket.__name__ in SOFTMAX:
@@ -88,17 +78,33 @@ def _emulate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands:
         if _is_half(original):
             original.copy_(widened[id(original)])
             written[id(widened[id(original)])] = original
+    return _narrow(result, written, rounds)
 
-    def narrow(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if id(value) in written:
-                return written[id(value)]
-            return value.to(torch.float16) if rounds and value.dtype is torch.float32 else value
-        if isinstance(value, (list, tuple)):
-            return type(value)(narrow(part) for part in value)
-        return value
 
-    return narrow(result)
+# Not closures of _emulate: one that calls itself is a cycle, which would keep each operator's fp32 copies until the
+# garbage collector comes by (400 MiB of them in a decode that needs 60).
+
+
+def _widen(value: Any, widened: dict[int, Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if not _is_half(value):
+            return value
+        if id(value) not in widened:
+            widened[id(value)] = value.to(torch.float32)
+        return widened[id(value)]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_widen(part, widened) for part in value)
+    return value
+
+
+def _narrow(value: Any, written: dict[int, Any], rounds: bool) -> Any:
+    if isinstance(value, torch.Tensor):
+        if id(value) in written:
+            return written[id(value)]
+        return value.to(torch.float16) if rounds and value.dtype is torch.float32 else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_narrow(part, written, rounds) for part in value)
+    return value
 
 
 def _rounds(func: Any, operands: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -86,7 +86,7 @@ def digest_of(tensor: Tensor) -> str:
     if tensor.device.type == "meta":
         return "no data"
     data = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(data.numpy()).hexdigest()[:16]
+    return hashlib.sha256(data.numpy().data).hexdigest()[:16]
 
 
 def _of_one_module(part: nn.Module) -> Iterator[tuple[str, str, str]]:

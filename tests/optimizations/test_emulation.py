@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fidelity import registry
 from fidelity.optimizations import emulation
@@ -124,6 +128,30 @@ def test_other_dtypes_and_the_world_outside_are_untouched():
         assert F.silu(X.bfloat16()).dtype is torch.bfloat16
     native = half(64, 64, scale=30.0)
     assert torch.equal((native @ native).float(), (native @ native).float())
+
+
+def test_fp32_copies_are_gone_with_their_operator():
+    """No reference cycle keeps them: it would take the garbage collector to free them, hundreds of MiB later."""
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.dtype is torch.float32:
+                seen.append(weakref.ref(result))
+            return result
+
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.no_grad(), Watch(), emulation.half():  # the outer mode sees what the emulation itself computes
+            F.conv2d(X, W, B)
+            F.group_norm(X, 4, B, B)
+            X.clone().mul_(2)
+        assert len(seen) >= 6
+        assert [reference for reference in seen if reference() is not None] == []
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow
