@@ -39,7 +39,7 @@ def tile_step(
     def look(pair: Pair, images: Sequence[int], tiles: Layout) -> Any:
         return steps(pair.grey(images), tiles)
 
-    return _measure(candidate, golden, plan, receipts, data_range, look)
+    return measure(Pair(candidate, golden, data_range), plan, receipts, look)
 
 
 @detector("tile_tone", unit=GREY, better="lower", needs="tiling", diagnosis=("tone_drift",))
@@ -55,7 +55,7 @@ def tile_tone(
     def look(pair: Pair, images: Sequence[int], tiles: Layout) -> Any:
         return tones(pair.grey(images), pair.unit(pair.golden, images) * GREY_LEVELS, tiles)
 
-    return _measure(candidate, golden, plan, receipts, data_range, look)
+    return measure(Pair(candidate, golden, data_range), plan, receipts, look)
 
 
 @detector("tile_band", unit=GREY, better="lower", needs="tiling", diagnosis=("band",))
@@ -73,7 +73,7 @@ def tile_band(
     def bare(tiles: Layout) -> str | None:
         return None if tiles.grid.rows.band or tiles.grid.cols.band else "the plan has no overlap: there are no bands"
 
-    return _measure(candidate, golden, plan, receipts, data_range, look, bare)
+    return measure(Pair(candidate, golden, data_range), plan, receipts, look, bare)
 
 
 @detector("tile_corner", unit=GREY, better="lower", needs="tiling", diagnosis=("corner",))
@@ -92,7 +92,7 @@ def tile_corner(
         both = tiles.grid.rows.edges and tiles.grid.cols.edges
         return None if both else "the tiles lie in one row: no four of them meet"
 
-    return _measure(candidate, golden, plan, receipts, data_range, look, bare)
+    return measure(Pair(candidate, golden, data_range), plan, receipts, look, bare)
 
 
 @detector("tile_chroma", unit=GREY, better="lower", needs="tiling", diagnosis=("chroma",))
@@ -113,25 +113,22 @@ def tile_chroma(
         reasons = [reason for reason in found if isinstance(reason, str)]
         return reasons[0] if reasons else [max(both, key=lambda each: each.value) for both in zip(*found)]
 
-    return _measure(candidate, golden, plan, receipts, data_range, look)
+    return measure(Pair(candidate, golden, data_range), plan, receipts, look)
 
 
 def _colour(images: Tensor) -> Tensor:
     return images - images.mean(1, keepdim=True)
 
 
-def _measure(
-    candidate: Tensor,
-    golden: Tensor,
+def measure(
+    pair: Pair,
     plan: DecodePlan,
     receipts: Receipts,
-    data_range: DataRange,
     look: Look,
     bare: Callable[[Layout], str | None] = lambda tiles: None,
 ) -> Measurement:
-    """Find the grid, look at every finite image, and tell the worst image's story."""
-    pair = Pair(candidate, golden, data_range)
-    tiles = layout(candidate, plan, receipts)
+    """Find the grid, look at every finite image, and tell the worst image's story. `bare`: why there is nothing."""
+    tiles = layout(pair.candidate, plan, receipts)
     if isinstance(tiles, str):
         return pair.summarise([None] * pair.count, "lower", reason=tiles)
     nothing = bare(tiles)
@@ -140,22 +137,24 @@ def _measure(
     found = look(pair, pair.good, tiles) if pair.good else []
     if isinstance(found, str):
         return pair.summarise([None] * pair.count, "lower", reason=found)
-    by_image = dict(zip(pair.good, found))
-    values = [by_image[i].value if i in by_image else None for i in range(pair.count)]
-    # where nothing is significant all values are 0: then the story is that of the image nearest to an alarm
-    told = max(by_image, key=lambda i: (by_image[i].value, -by_image[i].details["p_value"]), default=0)
+    return located(pair, dict(zip(pair.good, found)))
+
+
+def located(pair: Pair, found: dict[int, Any]) -> Measurement:
+    """The Measurement of one finding an image (`value`, `limit`, `where`, `details` with a `p_value`)."""
+    values = [found[i].value if i in found else None for i in range(pair.count)]
     measured = pair.summarise(values, "lower")
-    if not by_image or measured.value is None:
+    if measured.value is None:
         return measured
-    story = by_image[told]
-    details = {**measured.details, **story.details}
+    # where nothing is significant all values are 0: then the story is that of the image nearest to an alarm
+    told = max(found, key=lambda i: (found[i].value, -found[i].details["p_value"]))
     return Measurement(
         value=measured.value,
         per_image=measured.per_image,
-        where=pair.place(told) | story.where,
+        where=pair.place(told) | found[told].where,
         exact=pair.exact,
-        detection_limit=max(each.limit for each in found),
-        details=details,
+        detection_limit=max(each.limit for each in found.values()),
+        details={**measured.details, **found[told].details},
     )
 
 

@@ -65,10 +65,9 @@ def tones(difference: Tensor, golden: Tensor, layout: Layout, gained: Tensor | N
     flat = cells.flatten(2)
     common = _common(curve.flatten(2), height, width)
     fit = _fit(flat, guide.flatten(2), weights, common)
-    inflation = _inflation(fit.residual, layout.grid, cell, height, width)
+    inflation = _inflation(fit.residual, _shifted(layout.grid, cell, height, width))
     looks = 2 * tiles * flat.shape[0] * flat.shape[1]
-    freedom = max(8, SHIFTS * tiles // 4)
-    quantile = student(NormalDist().inv_cdf(1 - ALPHA / (2 * looks)), freedom)
+    quantile = student(NormalDist().inv_cdf(1 - ALPHA / (2 * looks)), SHIFTS)
     return [_worst(fit, inflation, image, quantile, layout, looks) for image in range(flat.shape[0])]
 
 
@@ -78,14 +77,14 @@ def tones(difference: Tensor, golden: Tensor, layout: Layout, gained: Tensor | N
 @dataclass(frozen=True)
 class _Fit:
     offset: Tensor
-    """(N, C, K): each tile's offset from the median of all, where it shows most, grey levels."""
+    """(N, C, K): each tile's offset from the mean of the others, where it shows most, grey levels."""
     gain: Tensor
-    """(N, C, K): each tile's gain from the median of all, times the golden's spread in the tile, grey levels."""
+    """(N, C, K): each tile's gain from the mean of the others, times the golden's spread in the tile, grey levels."""
     offset_error: Tensor
     gain_error: Tensor
-    """Standard errors for white residuals, same shapes."""
+    """Standard errors if the cells' errors were independent, same shapes."""
     residual: Tensor
-    """(N, C, cells)"""
+    """(N, C, cells): what nothing explains."""
 
 
 def _common(curve: Tensor, height: int, width: int) -> Tensor:
@@ -111,16 +110,17 @@ def _fit(cells: Tensor, guide: Tensor, weights: Tensor, common: Tensor) -> _Fit:
     solution = inverse @ (design.mT @ cells[..., None])
     residual = cells - (design @ solution)[..., 0]
     freedom = max(1, count - design.shape[-1])
-    variance = residual.square().sum(-1, keepdim=True) / freedom
+    # White's estimate: error is rougher where the picture is, and a tile of rough error is no seam
+    noise = residual.square() * (count / freedom)
+    covariance = inverse @ (design.mT @ (noise[..., None] * design)) @ inverse
     at = common.shape[-1]
-    covariance = inverse @ gram @ inverse
+    others = tiles / (tiles - 1)  # from the mean of all to the mean of the others
 
     def part(start: int) -> tuple[Tensor, Tensor]:
         """Coefficients of the tiles from `start` on, brought back from the centred basis, and their errors."""
         block = centre @ covariance[..., start : start + tiles, start : start + tiles] @ centre
-        error = (block.diagonal(dim1=-2, dim2=-1).clamp_min(0) * variance).sqrt()
-        values = solution[..., start : start + tiles, 0]
-        return values - values.median(-1, keepdim=True).values, error
+        error = block.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        return (centre @ solution[..., start : start + tiles, :])[..., 0] * others, error * others
 
     (offset, offset_error), (gain, gain_error) = part(at), part(at + tiles)
     shows = weights.amax(0)
@@ -155,11 +155,11 @@ def _ramps(axis: TileAxis, cell: int, count: int) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _shifted(grid: TileGrid, cell: int, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Contrasts (cells, M) that read the tiles' offsets at shifted grids, and their errors for white residuals (M)."""
+def _shifted(grid: TileGrid, cell: int, height: int, width: int) -> Tensor:
+    """Contrasts that read the tiles' offsets at shifted grids: (cells, M)."""
     chance = random.Random(0)
     smooth = _smooth(height, width)
-    readers, errors = [], []
+    readers = []
     for _ in range(SHIFTS):
         rows, cols = _shift(grid.rows, cell, chance), _shift(grid.cols, cell, chance)
         weights = torch.einsum("ya,xb->yxab", _ramps(rows, cell, height), _ramps(cols, cell, width))
@@ -169,10 +169,11 @@ def _shifted(grid: TileGrid, cell: int, height: int, width: int) -> tuple[Tensor
         design = torch.cat([smooth, weights @ centre], dim=1)
         ridge = _RIDGE * len(design) * torch.eye(design.shape[1], dtype=torch.float64)
         inverse = torch.linalg.inv(design.mT @ design + ridge)
-        reader = (inverse @ design.mT)[6:].T @ centre
-        readers.append(reader)
-        errors.append(reader.square().sum(0).sqrt())
-    return torch.cat(readers, dim=1), torch.cat(errors)
+        readers.append((inverse @ design.mT)[6:].T @ centre)
+    whole = torch.cat(readers, dim=1)
+    # the residual has nothing left of what the real grid can explain, so neither may what reads it
+    explained = torch.linalg.qr(torch.cat([smooth, tile_weights(grid, cell, height, width)[:, 1:]], dim=1)).Q
+    return whole - explained @ (explained.mT @ whole)
 
 
 def _shift(axis: TileAxis, cell: int, chance: random.Random) -> TileAxis:
@@ -185,12 +186,10 @@ def _shift(axis: TileAxis, cell: int, chance: random.Random) -> TileAxis:
     return TileAxis(tuple(sorted(starts)), axis.band, axis.tile, axis.size)
 
 
-def _inflation(residual: Tensor, grid: TileGrid, cell: int, height: int, width: int) -> Tensor:
-    """How much further than white noise the residual moves tiles' offsets at shifted grids: (N, C), at least 1."""
-    readers, errors = _shifted(grid, cell, height, width)
-    deviation = residual.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-12)
-    standard = (residual @ readers) / (errors * deviation)
-    return standard.square().mean(-1).sqrt().clamp_min(1)
+def _inflation(residual: Tensor, readers: Tensor) -> Tensor:
+    """How much further than independent errors the residual moves offsets at shifted grids: (N, C), at least 1."""
+    errors = (residual.square() @ readers.square()).sqrt().clamp_min(1e-12)
+    return ((residual @ readers) / errors).square().mean(-1).sqrt().clamp_min(1)
 
 
 # ---------------------------------------------------------------- the verdict on one image

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fidelity.lazy import torch
 from fidelity.records import Measurement
 from fidelity.registry import metric
@@ -16,6 +18,8 @@ from fidelity.signal import DataRange, Pair, top_share
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+LUMA = (0.299, 0.587, 0.114)
 
 
 @metric("delta_e_mean", unit="ΔE2000", better="lower")
@@ -30,18 +34,50 @@ def delta_e_p99(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> 
     return _delta_e(candidate, golden, data_range, lambda maps: top_share(maps, 0.01))
 
 
+@metric("luma_shift", unit="grey levels", better="lower")
+def luma_shift(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Measurement:
+    """How far the mean luma (Rec. 601) moved, in grey levels, either way; `details.signed` keeps the sign."""
+    pair = Pair(candidate, golden, data_range)
+    signed: dict[int, float] = {}
+
+    def shift(images: Sequence[int]) -> list[float]:
+        means = pair.grey(images).mean((-1, -2))
+        luma = (means @ torch.tensor(LUMA)).tolist() if means.shape[1] == 3 else means.mean(1).tolist()
+        signed.update(zip(images, luma))
+        return [abs(value) for value in luma]
+
+    measured = pair.measure(shift, "lower")
+    return msgspec.structs.replace(measured, details={**measured.details, "signed": tuple(signed.values())})
+
+
+@metric("saturation_shift", unit="%", better="lower")
+def saturation_shift(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Measurement:
+    """How far the mean chroma in Lab moved, in per cent of the golden's (of a chroma of 5 at least), either way."""
+
+    def shift(pair: Pair, images: Sequence[int]) -> list[float]:
+        own, other = (side[:, 1:].square().sum(1).sqrt().mean((-1, -2)) for side in pair.lab(images))
+        return (100 * (own - other).abs() / other.clamp_min(5)).tolist()
+
+    return _coloured(candidate, golden, data_range, shift)
+
+
 def _delta_e(
     candidate: Tensor, golden: Tensor, data_range: DataRange, reduce: Callable[[Tensor], list[float]]
+) -> Measurement:
+    def difference(pair: Pair, images: Sequence[int]) -> list[float]:
+        return reduce(pair.recall_both("delta_e", lambda: ciede2000(*pair.lab(images)).flatten(1)))
+
+    return _coloured(candidate, golden, data_range, difference)
+
+
+def _coloured(
+    candidate: Tensor, golden: Tensor, data_range: DataRange, function: Callable[[Pair, Sequence[int]], list[float]]
 ) -> Measurement:
     pair = Pair(candidate, golden, data_range)
     if pair.candidate.shape[1] != 3:
         reason = f"{pair.candidate.shape[1]} channels have no colour: 3 expected"
         return pair.summarise([None] * pair.count, "lower", reason=reason)
-
-    def difference(images: Sequence[int]) -> list[float]:
-        return reduce(pair.recall_both("delta_e", lambda: ciede2000(*pair.lab(images)).flatten(1)))
-
-    return pair.measure(difference, "lower")
+    return pair.measure(lambda images: function(pair, images), "lower")
 
 
 def ciede2000(first: Tensor, second: Tensor) -> Tensor:

@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING
 from fidelity.lazy import torch
 from fidelity.records import Measurement
 from fidelity.registry import metric
-from fidelity.signal import DataRange, Pair
+from fidelity.signal import GREY_LEVELS, DataRange, Pair
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WINDOW, SIGMA, K1, K2 = 11, 1.5, 0.01, 0.03
 SCALES = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
+DETAIL, LEAST_DETAIL = 5, 0.25
+"""Pixels of the mean that leaves detail; grey levels of detail below which there is none to lose."""
+FLAT = 1e-3
+"""Grey levels under which neighbours are equal."""
 _SMALLEST_MS = (WINDOW - 1) * 2 ** (len(SCALES) - 1) + 1
 
 
@@ -60,6 +64,55 @@ def ms_ssim(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Meas
         return product.tolist()
 
     return pair.measure(similarity, "higher")
+
+
+@metric("detail_loss", unit="share", better="lower", diagnosis=("blur",))
+def detail_loss(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Measurement:
+    """Share of the golden's fine detail that the candidate lacks, as a blurred or a preview decode does.
+
+    1 − the slope of the candidate's detail on the golden's, where detail is what a 5×5 mean takes away: noise that is
+    added changes nothing, sharpening makes it negative. 0 where the golden has less than a quarter level of detail.
+    """
+    pair = Pair(candidate, golden, data_range)
+    if min(candidate.shape[-2:]) < DETAIL:
+        return pair.summarise([None] * pair.count, "lower", reason=f"smaller than {DETAIL} px")
+
+    def loss(images: Sequence[int]) -> list[float]:
+        own, other = (_detail(pair.unit(side, images)) for side in (pair.candidate, pair.golden))
+        power = other.square().mean((1, 2, 3))
+        slope = (own * other).mean((1, 2, 3)) / power.clamp_min(1e-12)
+        return torch.where(power.sqrt() * GREY_LEVELS < LEAST_DETAIL, torch.zeros_like(slope), 1 - slope).tolist()
+
+    return pair.measure(loss, "lower")
+
+
+@metric("banding", unit="share", better="lower")
+def banding(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Measurement:
+    """Share of the golden's gentle slopes that are flat in the candidate: contours where there was a gradient.
+
+    A slope is gentle where neighbours in x differ, and by less than a grey level. Rounding to whole levels gives about
+    a half to one; a decode in floats 0.
+    """
+    pair = Pair(candidate, golden, data_range)
+    if candidate.shape[-1] < 2:
+        return pair.summarise([None] * pair.count, "lower", reason="one pixel wide")
+
+    def share(images: Sequence[int]) -> list[float]:
+        own, other = (_slopes(pair.unit(side, images)) for side in (pair.candidate, pair.golden))
+        gentle = (other > FLAT) & (other < 1)
+        flat = gentle & (own <= FLAT)
+        return (flat.flatten(1).sum(1) / gentle.flatten(1).sum(1).clamp_min(1)).tolist()
+
+    return pair.measure(share, "lower")
+
+
+def _detail(images: Tensor) -> Tensor:
+    inner = images[..., DETAIL // 2 : -(DETAIL // 2), DETAIL // 2 : -(DETAIL // 2)]
+    return inner - torch.nn.functional.avg_pool2d(images, DETAIL, 1)
+
+
+def _slopes(images: Tensor) -> Tensor:
+    return (images[..., 1:] - images[..., :-1]).abs() * GREY_LEVELS
 
 
 def _moments(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

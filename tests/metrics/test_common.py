@@ -18,8 +18,20 @@ from tests.metrics.samples import measure, noisy, picture
 ALL = [name for name, _ in METRICS.items()]
 DIFFERENCES = [name for name in ALL if name not in ("nonfinite_share", "clipped_share")]
 PERFECT = {"rmse": 0, "max_abs": 0, "p999_abs": 0, "nonfinite_share": 0, "ssim": 1, "ms_ssim": 1, "lpips_alex": 0,
-           "delta_e_mean": 0, "delta_e_p99": 0, "clipped_share": 0}  # fmt: skip
+           "delta_e_mean": 0, "delta_e_p99": 0, "clipped_share": 0, "detail_loss": 0, "banding": 0, "luma_shift": 0,
+           "saturation_shift": 0}  # fmt: skip
 SIZE = {"height": 176, "width": 192}
+
+
+def spoilt(name: str, image: torch.Tensor) -> torch.Tensor:
+    """An image (3, H, W) much worse than the rest, in the way that this metric is about."""
+    if name == "nonfinite_share":
+        return torch.where(torch.arange(image.shape[-1]) == 5, float("nan"), image)
+    if name == "banding":
+        return (image * 127.5).round() / 127.5
+    if name == "detail_loss":
+        return torch.nn.functional.avg_pool2d(image, 5, 1, 2)
+    return noisy(image, 0.3)
 
 
 def test_the_contract_s_names_are_there():
@@ -44,10 +56,8 @@ def test_equal_samples_are_exact_and_perfect(name):
 def test_worst_image_decides_and_is_named(name):
     golden = picture(3, **SIZE)
     candidate = golden.clone()
-    candidate[1] = noisy(golden[1], 0.3)
+    candidate[1] = spoilt(name, golden[1])
     candidate[2] = noisy(golden[2], 0.01)
-    if name == "nonfinite_share":
-        candidate[1, 0, 0, 0] = float("nan")
     result = measure(name, candidate, golden)
     assert result.where["image"] == 1
     assert not result.exact
@@ -114,9 +124,7 @@ def test_a_range_that_is_none_is_refused(data_range):
 def test_a_video_is_as_bad_as_its_worst_frame(name):
     golden = torch.stack([picture(seed=seed, **SIZE) for seed in range(3)], dim=2)
     candidate = noisy(golden, 0.01)
-    candidate[1, :, 2] = noisy(golden[1, :, 2], 0.3)
-    if name == "nonfinite_share":
-        candidate[1, 0, 2, 0, 0] = float("nan")
+    candidate[1, :, 2] = spoilt(name, golden[1, :, 2])
     result = measure(name, candidate, golden)
     assert (result.where["image"], result.where["frame"]) == (1, 2)
     frame = measure(name, candidate[1:, :, 2].contiguous(), golden[1:, :, 2].contiguous())
