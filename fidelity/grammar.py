@@ -93,9 +93,8 @@ def read(path: Path, registry: ModuleType) -> Document:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise SuiteError(
-            f"{path}: the suite cannot be read ({error.strerror or error}): `fidelity ls suites`"
-        ) from error
+        why = error.strerror or error
+        raise SuiteError(f"{path}: the suite cannot be read ({why}): fidelity ls suites lists what there is") from error
     try:
         try:
             table = tomllib.loads(data.decode())
@@ -107,9 +106,9 @@ def read(path: Path, registry: ModuleType) -> Document:
 
 
 def _document(path: Path, digest: str, table: dict[str, Any], registry: ModuleType) -> Document:
-    _only(table, ("schema", "suite", "matrix", "limits", "expect", "exclude", "models", "latents"), "")
     if table.get("schema") != SCHEMA:
         raise SuiteError(f"schema is {table.get('schema')!r}: write schema = {SCHEMA!r} in the first line")
+    _only(table, ("schema", "suite", "matrix", "limits", "expect", "exclude", "models", "latents"), "")
     head = _struct(_Head, table.get("suite"), "suite")
     if not _NAME.fullmatch(head.name):
         raise SuiteError(f"suite.name is {head.name!r}: it names a folder, so write letters, digits, '-', '_' and '.'")

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fidelity import grammar, suite
 from fidelity import registry as real
-from fidelity import suite
 from fidelity.errors import GoldenError, IllegalTiling, RequestError, SuiteError, UnknownName
 from fidelity.records import (
     OFFLOADS,
@@ -430,6 +430,48 @@ def test_a_wrong_suite_is_one_line_that_names_the_file_and_the_place(load, text,
     assert said in str(raised.value)
     assert "small.toml" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def nodes(tree, path=()):
+    """The path of every node of a tree of tables and lists."""
+    yield path
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield from nodes(value, (*path, key))
+
+
+def replaced(tree, path, value):
+    if not path:
+        return value
+    copy = dict(tree) if isinstance(tree, dict) else list(tree)
+    copy[path[0]] = replaced(tree[path[0]], path[1:], value)
+    return copy
+
+
+scalars = st.one_of(
+    st.booleans(), st.integers(-2, 40), st.floats(), st.sampled_from(["", "kl", "bf16", "disk", "fail"])
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["tile", "overlap", "match", "max", "min", "rmse"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+def test_whatever_stands_anywhere_is_a_suite_or_a_request_error(registry, data):
+    whole = grammar.tomllib.loads(
+        HEAD + MATRIX + LIMITS + EXPECT + '[[exclude]]\nmatch = {slicing = true}\nreason = "r"\n'
+    )
+    path = data.draw(st.sampled_from([path for path in nodes(whole) if path]))
+    table = replaced(whole, path, data.draw(anything))
+    with contextlib.suppress(RequestError):
+        document = grammar._document(Path("small.toml"), "digest", table, registry)
+        assert suite._expand(document, registry)
 
 
 def test_a_suite_that_cannot_be_read_is_one_line(tmp_path, registry):
