@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +35,11 @@ class Tally:
     device: torch.device
     onloads: list[tuple[int, int]] = field(default_factory=list)
     devices: set[str] = field(default_factory=set)
+    _watched: list[tuple[Any, str]] = field(default_factory=list)
 
-    def watch(self, onload: Callable[..., Any], weights: Callable[..., list[Tensor]]) -> Callable[..., Any]:
-        """The same onload, counted. `weights(*args)` are the tensors that it is responsible for."""
+    def watch(self, owner: Any, name: str, weights: Callable[..., list[Tensor]]) -> None:
+        """Count each call of the owner's method that brings in `weights(*args)`."""
+        onload = getattr(owner, name)
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             away = [index for index, weight in enumerate(weights(*args)) if weight.device != self.device]
@@ -49,7 +51,15 @@ class Tally:
             self.devices |= {str(weight.device) for weight in now}
             return result
 
-        return counted
+        setattr(owner, name, counted)
+        self._watched.append((owner, name))
+
+    def release(self) -> None:
+        """Give the owners their own methods back. A hook that holds its own wrapper would be a reference cycle, which
+        keeps weights in memory until the garbage collector comes by."""
+        for owner, name in self._watched:
+            owner.__dict__.pop(name, None)
+        self._watched.clear()
 
     def since(self, started_ns: int) -> tuple[int, int]:
         """Hooks fired and bytes moved from then on."""
@@ -70,8 +80,10 @@ def offload(module: nn.Module, value: str, *, plan: DecodePlan, model: Model, de
         tempfile.TemporaryDirectory(prefix="fidelity-offload-") as folder,
         in_main_memory(module),
         _unhooked_afterwards(module),
+        ExitStack() as stack,
     ):
         attach(module, execution, folder)
+        stack.callback(tally.release)
         _count(module, tally)
 
         def prove(seen: Observation) -> dict[str, Any]:
@@ -150,13 +162,13 @@ def _count(module: nn.Module, tally: Tally) -> None:
         for hook in _accelerate_hooks(part):
             if getattr(hook, "offload", True):  # AlignDevicesHook that only moves inputs has offload=False
                 whole = not hasattr(hook, "weights_map") or hook.place_submodules
-                hook.pre_forward = tally.watch(hook.pre_forward, _weights_of(whole))
+                tally.watch(hook, "pre_forward", _weights_of(whole))
         registry = part.__dict__.get("_diffusers_hook")
         hook = registry.get_hook(GROUP) if registry is not None else None
         if hook is not None:
             groups[id(hook.group)] = hook.group
     for group in groups.values():
-        group.onload_ = tally.watch(group.onload_, _group_weights(group))
+        tally.watch(group, "onload_", _group_weights(group))
 
 
 def _accelerate_hooks(part: nn.Module) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import glob
 import tempfile
 from pathlib import Path
@@ -66,6 +67,23 @@ def test_everything_is_as_it_was(module, mode):
         assert weight.data_ptr() == place
         assert torch.equal(weight, bits)
     assert module.decoder.conv_in.forward.__func__ is torch.nn.Conv2d.forward
+
+
+def bf16_tensors():
+    every = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor))
+    return {id(tensor) for tensor in every if tensor.dtype is torch.bfloat16}
+
+
+@pytest.mark.parametrize("mode", ["model", "sequential", "disk"])
+def test_no_copy_of_the_weights_waits_for_the_garbage_collector(module, mode):
+    gc.collect()
+    gc.disable()
+    before = bf16_tensors()
+    try:
+        decode(module, DecodePlan(dtype="bf16", offload=mode), z=torch.zeros(1, 4, 8, 8))
+        assert bf16_tensors() <= before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("mode", ["sequential", "disk"])
