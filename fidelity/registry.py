@@ -89,8 +89,11 @@ class Instrument:
         """Measure candidate against golden, both (B, C, [T,] H, W) fp32. Value: the worst image's."""
         context = {"plan": plan, "receipts": receipts} if self.is_detector else {}
         raw = self.function(candidate, golden, data_range=data_range, **context)
-        _, value = Measurement.worst(raw.per_image, self.better) if raw.per_image else (0, raw.value)
-        return msgspec.structs.replace(raw, name=self.name, unit=self.unit, better=self.better, value=value)
+        per_image = tuple(None if each is None else float(each) for each in raw.per_image)
+        _, value = Measurement.worst(per_image, self.better) if per_image else (0, raw.value)
+        return msgspec.structs.replace(
+            raw, name=self.name, unit=self.unit, better=self.better, value=value, per_image=per_image
+        )
 
 
 def _summary(thing: Any) -> str:

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ class Run:
         self.notes: list[str] = []
 
     def result(self) -> RunResult:
+        """Hold the references, judge the cases, and put together what came of it."""
+        start = time.monotonic()
         for case in self.suite.cases:
             if case.not_applicable and case.id not in self.results:
                 self._keep(result_of(case, "not_applicable", (Reason("not_applicable", case.not_applicable),)))
@@ -117,7 +120,7 @@ class Run:
             names = ", ".join("/".join(key) for key in sorted(self.missing))
             self.notes.append(f"the goldens {names} were recorded in this very run and judged against")
         return RunResult(
-            suite=self.suite.about(),
+            suite={**self.suite.about(), "seconds": time.monotonic() - start},
             environment=self.pool.environment,
             reference=tuple(self.references.values()),
             cases=tuple(self.results[case.id] for case in self.suite.cases if case.id in self.results),

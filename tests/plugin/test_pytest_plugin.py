@@ -52,7 +52,7 @@ def test_one_item_a_case_with_the_suite_s_verdicts(pytester, suite):
 
 def test_a_surprise_fails_with_reasons_and_the_command(pytester, suite):
     suite.write_text(suite.read_text().replace("max = 6.0", "max = 0.001"))
-    result = run(pytester, suite, "-k", "bf16 and t0 and upcast0")
+    result = run(pytester, suite, "-k", "bf16-upcast0-slice0-t0-none")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*rmse is * grey levels, above the limit 0.001*", "*reproduce: fidelity run *"])
 
