@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -89,11 +90,17 @@ class Instrument:
         """Measure candidate against golden, both (B, C, [T,] H, W) fp32. Value: the worst image's."""
         context = {"plan": plan, "receipts": receipts} if self.is_detector else {}
         raw = self.function(candidate, golden, data_range=data_range, **context)
-        per_image = tuple(None if each is None else float(each) for each in raw.per_image)
-        _, value = Measurement.worst(per_image, self.better) if per_image else (0, raw.value)
+        per_image = tuple(_finite(each) for each in raw.per_image)
+        _, value = Measurement.worst(per_image, self.better) if per_image else (0, _finite(raw.value))
+        reason = raw.reason if raw.reason or raw.exact or value is not None else "the value is not a finite number"
         return msgspec.structs.replace(
-            raw, name=self.name, unit=self.unit, better=self.better, value=value, per_image=per_image
+            raw, name=self.name, unit=self.unit, better=self.better, value=value, per_image=per_image, reason=reason
         )
+
+
+def _finite(value: Any) -> float | None:
+    """A plain float, or None for what is no number: NaN never passes for one."""
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def _summary(thing: Any) -> str:
