@@ -16,6 +16,7 @@ import msgspec
 from fidelity import gates, golden, images, oracles
 from fidelity import latents as latents_
 from fidelity.detectors import seam_family
+from fidelity.detectors.cause import causes
 from fidelity.environment import environment_class
 from fidelity.errors import EvaluationError, LatentsError
 from fidelity.golden import Golden
@@ -191,6 +192,8 @@ class Evaluator:
         approved = golden.approved_for(stored, environment_class(self.device), case.plan)
         if approved and self.gate_regressions:
             reasons += gates.regressions(measurements, approved.values, approved.floors)
+        if reasons:
+            reasons += self._causes(case, stored, decoded, gates.diagnosis(tuple(reasons)))
         return self._finish(case, gates.verdict(tuple(reasons)), tuple(reasons), decoded, measurements, pictures)
 
     def _measure(self, case: Case, stored: Golden, decoded: Decoded) -> tuple[Any, Any]:
@@ -201,6 +204,17 @@ class Evaluator:
             pictures = images.save(decoded.sample, stored.sample, data_range, self.folder) if self.folder else {}
             self._measured[key] = (measurements, pictures)
         return self._measured[key]
+
+    def _causes(self, case: Case, stored: Golden, decoded: Decoded, named: tuple[str, ...]) -> list[Reason]:
+        """What the pixels of a red case show: scale, shift, order … but for what is blamed already."""
+        found = causes(
+            decoded.sample,
+            stored.sample,
+            plan=case.plan,
+            receipts=decoded.receipts,
+            data_range=self.models[case.model].data_range,
+        )
+        return [Reason("cause", said, diagnosis=(name,)) for name, said in found if name not in named]
 
     def _against_oracle(self, plan: DecodePlan, stored: Golden, decoded: Decoded) -> Measurement:
         shared = oracles.shared(plan).id
