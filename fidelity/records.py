@@ -357,6 +357,9 @@ class Limit(Struct, frozen=True, forbid_unknown_fields=True):
     origin: str
     max: float | None = None
     min: float | None = None
+    times_plain: float | None = None
+    """Beside `max`: also at most this many times what the plain full decode of the same dtype and upcast costs on the
+    same latents, plus the noise floor."""
 
 
 class Expectation(Struct, frozen=True):
@@ -377,10 +380,12 @@ class Case(Struct, frozen=True):
     expected: Expectation = Expectation()
     not_applicable: str | None = None
     """The reason why this cell cannot apply, known before anything is decoded."""
+    check: str | None = None
+    """The metamorphic check that judges it, without a golden; None: judged against the golden."""
 
     @property
     def id(self) -> str:
-        return f"{self.model}/{self.latents}/{self.plan.id}"
+        return f"{self.model}/{self.latents}/{self.plan.id}{f'~{self.check}' if self.check else ''}"
 
 
 class Reason(Struct, frozen=True):
@@ -418,6 +423,8 @@ class CaseResult(Struct, frozen=True):
     data_range: tuple[float, float] = (-1.0, 1.0)
     reproduce: str = ""
     notes: tuple[str, ...] = ()
+    check: str | None = None
+    """The metamorphic check that judged it; None: judged against the golden."""
 
 
 class Reference(Struct, frozen=True):
@@ -436,6 +443,46 @@ class Reference(Struct, frozen=True):
     seconds: float = 0.0
 
 
+class Effect(Struct, frozen=True):
+    """What one setting does by itself: its case minus the case that differs in nothing else, over all such pairs."""
+
+    model: str
+    measurement: str
+    unit: str
+    axis: str
+    value: str
+    against: str
+    """The axis's reference value."""
+    mean: float
+    least: float
+    most: float
+    n: int
+    """Complete pairs."""
+
+
+class Interaction(Struct, frozen=True):
+    """What two settings do together beyond the sum of what each does alone: a difference of differences."""
+
+    model: str
+    measurement: str
+    unit: str
+    axes: tuple[str, str]
+    values: tuple[str, str]
+    mean: float
+    least: float
+    most: float
+    n: int
+    """Complete quadruples."""
+
+
+class Attribution(Struct, frozen=True):
+    """Main effects and pairwise interactions over the cross product, and those where there should be none."""
+
+    effects: tuple[Effect, ...] = ()
+    interactions: tuple[Interaction, ...] = ()
+    alarms: tuple[str, ...] = ()
+
+
 class RunResult(Struct, frozen=True):
     """A whole run, as stored in results.json (schema fidelity.results/1)."""
 
@@ -445,6 +492,8 @@ class RunResult(Struct, frozen=True):
     cases: tuple[CaseResult, ...] = ()
     notes: tuple[str, ...] = ()
     partial: bool = False
+    attribution: Attribution | None = None
+    """None in a run of before there was any."""
     schema: Literal["fidelity.results/1"] = "fidelity.results/1"
 
     @property

@@ -8,7 +8,8 @@ module to which something stuck is named in the receipts and replaced, so that i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -105,6 +106,32 @@ class Runner:
             memory = msgspec.structs.replace(memory, resident_peak_bytes=resident)
         exact = None if traced is None else bool(torch.equal(_bits(traced), _bits(candidate)))
         return Decoded(candidate, taken, receipts, memory, exact)
+
+    @contextmanager
+    def applied(self, plan: DecodePlan) -> Iterator[Callable[[Tensor], tuple[Tensor, Receipts]]]:
+        """Yield a decode to be called as often as one likes under one application of `plan`, without the net: what
+        sticks to the instance stays there until `restore` or `reload`. It gives a sample of its own (fp32 on the CPU)
+        and the receipts of that very call."""
+        with (
+            torch.no_grad(),
+            optimizations.apply_plan(self.module, plan, model=self.model, device=self.device) as proofs,
+        ):
+
+            def decode(latents: Tensor) -> tuple[Tensor, Receipts]:
+                fed = latents.to(self.device, dtype=_compute_dtype(plan))
+                sample, _, seen, _ = self._judge(self.model.family.decode, fed, plan)
+                return sample.detach().to("cpu", torch.float32).clone(), _receipts(proofs, seen)
+
+            yield decode
+
+    def restore(self) -> dict[str, Any]:
+        """The receipt `state`: whether the instance is as it was when loaded; if not, what differs, and it is loaded
+        anew."""
+        return self._restored()
+
+    def reload(self) -> None:
+        """Load the model anew, whatever was done to the instance."""
+        self._load()
 
     def expected(self, latents: Tensor, plan: DecodePlan) -> Tensor:
         """What the plan's options should give, by the oracle: fp32 on the CPU, shape as the sample."""
