@@ -45,6 +45,8 @@ class Worker:
         """Start the process and wait until it is ready. Raises RequestError or WorkerDied."""
         threads = str(self.setup.threads)
         variables = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "KINETO_LOG_LEVEL": "99"}
+        if self.setup.device == "cpu":
+            variables["CUDA_VISIBLE_DEVICES"] = ""  # accelerate asks for CUDA at each hook, a tenth of such a decode
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "fidelity.worker"],
