@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fidelity import optimizations, oracles
-from fidelity.environment import native_bf16
 from fidelity.lazy import torch
 from fidelity.memory import allocator
 from fidelity.optimizations import state
 from fidelity.optimizations.observe import observe
+from fidelity.optimizations.precision import is_emulated
 from fidelity.records import Decoded, DecodePlan, MemoryTrace, Model, Observation, Proof, Receipts
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     Decode = Callable[[nn.Module, Tensor], Any]
 
-EMULATED = "emulated fp16: its temporaries are fp32, so it has no memory figure of its own"
 PROBE = 8  # latent pixels: a plain decode of this size costs milliseconds
 
 
@@ -69,10 +68,6 @@ class Runner:
         with torch.no_grad():
             return sample_of(self.model.family.decode(self.module, self._probe)).cpu().clone()
 
-    def is_emulated(self, plan: DecodePlan) -> bool:
-        """Whether this plan computes in fp16 on a device that has no usable half convolutions."""
-        return plan.dtype == "fp16" and not plan.force_upcast and not self.device.startswith("cuda")
-
     def decode(self, latents: Tensor, plan: DecodePlan, *, decode: Decode | None = None, trace: bool = True) -> Decoded:
         """Decode latents (B, C, [T,] H, W; fp32, as the decoder takes them) under `plan`.
 
@@ -82,8 +77,8 @@ class Runner:
         """
         run = decode or self.model.family.decode
         applied = DecodePlan() if decode else plan
-        emulated = self.is_emulated(applied)
-        traced, memory = None, MemoryTrace(reason=EMULATED if emulated else "not asked for")
+        emulated = is_emulated(applied, self.device)
+        traced, memory = None, MemoryTrace(reason=allocator.EMULATED if emulated else "not asked for")
         try:
             with (
                 torch.no_grad(),
@@ -102,8 +97,8 @@ class Runner:
             raise
         receipts["state"] = self._restored()
         candidate = sample.detach().to("cpu", torch.float32)
-        if memory.method:
-            memory = msgspec.structs.replace(memory, resident_peak_bytes=resident)
+        if memory.method and resident is not None:
+            memory = msgspec.structs.replace(memory, resident_peak_bytes=resident + (memory.weights_bytes or 0))
         exact = None if traced is None else bool(torch.equal(_bits(traced), _bits(candidate)))
         return Decoded(candidate, taken, receipts, memory, exact)
 
@@ -231,4 +226,4 @@ def _bits(sample: Tensor) -> Tensor:
     return sample.contiguous().view(torch.int32)
 
 
-__all__ = ["EMULATED", "Runner", "image_of", "native_bf16", "sample_of"]
+__all__ = ["Runner", "image_of", "sample_of"]
