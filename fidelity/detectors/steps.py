@@ -94,8 +94,10 @@ def _tail(axes: Sequence[Profiles], kind: str, image: int, looks: int) -> Tail |
     ratios: list[float] = []
     for each in axes:
         controls = list(each.lines.controls(CLEAR, CLEAR))
-        ratio = each.effect[kind][image][:, controls] / each.scale[kind][image][:, controls]
-        ratios += ratio.add(FLOOR).flatten().tolist()
+        effect, scale = each.effect[kind][image][:, controls], each.scale[kind][image][:, controls]
+        # the floor on both sides: where there is no error at all the ratio is that of plain noise, and not of silence
+        floor = each.scale[kind][image][:, controls] * (FLOOR / each.scale["rough"][image][:, controls])
+        ratios += ((effect.square() + floor.square()).sqrt() / scale).flatten().tolist()
     return tail(ratios, looks)
 
 
