@@ -120,7 +120,7 @@ def _run_one(one: Suite, folder: Path, options: Options, resume: bool, quiet: bo
     with runs.staged(folder) as staging:
         if kept and (folder / "images").is_dir():
             shutil.copytree(folder / "images", staging / "images")
-        with console.progress(len(one.cases)) if not quiet else nullcontext(runs.silent) as advance:
+        with console.progress(len(one.judged) - len(kept)) if not quiet else nullcontext(runs.silent) as advance:
             result = runs.execute(one, staging, options, kept=kept, progress=advance)
         report.write_all(result, staging)
     if not quiet:
@@ -284,7 +284,7 @@ def golden_approve(path: Path, reason: str, glob: str | None, device: str, jobs:
 
     loaded, options = _suite_and_options(path, device, model, plugins, jobs)
     loaded = suite_.select(loaded, glob) if glob else loaded
-    with console.progress(len(loaded.cases)) as advance:
+    with console.progress(len(loaded.judged)) as advance:
         result, renewed = goldens.approve(loaded, options, reason=reason, progress=advance)
     for key in renewed:
         click.echo(f"recorded anew {'/'.join(key)}")

@@ -108,7 +108,8 @@ class Run:
         start = time.monotonic()
         for case in self.suite.cases:
             if case.not_applicable and case.id not in self.results:
-                self._keep(result_of(case, "not_applicable", (Reason("not_applicable", case.not_applicable),)))
+                reason = Reason("not_applicable", case.not_applicable)
+                self.results[case.id] = result_of(case, "not_applicable", (reason,))
         partial = False
         try:
             self._hold_references()
@@ -281,7 +282,7 @@ def resumable(folder: Path, suite: Suite) -> tuple[CaseResult, ...]:
     if earlier.suite.get("digest") != suite.digest:
         raise RequestError(f"--resume: {folder} holds a run of another suite or an edited one: run without --resume")
     wanted = {case.id for case in suite.cases}
-    return tuple(result for result in earlier.cases if result.id in wanted and result.verdict != "error")
+    return tuple(result for result in earlier.cases if result.id in wanted and result.verdict in ("pass", "fail"))
 
 
 __all__ = ["Bench", "Options", "execute", "refuse_foreign", "resumable", "staged"]
