@@ -1,0 +1,218 @@
+"""Judges injected faults and honest decodes as a run would: same evaluator, same limits, goldens made beforehand."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from fidelity import registry
+from fidelity import suite as suites
+from fidelity.evaluator import Evaluator
+from fidelity.latents import digest
+from fidelity.photographs import PHOTOGRAPHS, SHA256
+from fidelity.records import Case, CaseResult, DecodePlan, Geometry, Latents, LatentSource, Limit, Model, Tiling
+from tests.faults.record import Variant
+
+SUITE = Path(__file__).resolve().parents[2] / "suites" / "reference.toml"
+Crop = tuple[str, int, int, int, int]
+"""File of skimage.data, top, left, height, width in pixels."""
+
+
+def photograph(name: str, *crops: Crop) -> LatentSource:
+    """Encoded crops of skimage's photographs."""
+
+    def shape(geometry: Geometry) -> tuple[int, ...]:
+        _, _, _, height, width = crops[0]
+        return len(crops), geometry.latent_channels, height // geometry.spatial, width // geometry.spatial
+
+    def make(model: Model, module: torch.nn.Module) -> Latents:
+        from PIL import Image
+
+        found = []
+        for file, top, left, height, width in crops:
+            picture = Image.open(_folder() / file).convert("RGB").crop((left, top, left + width, top + height))
+            pixels = torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+            with torch.no_grad():
+                found.append(model.family.encode(module, pixels))
+        made = torch.cat(found).contiguous()
+        return Latents(name, made, digest(made))
+
+    return LatentSource(name, f"{len(crops)} crops", shape, make)
+
+
+def normal(name: str, seed: int, batch: int, height: int, width: int) -> LatentSource:
+    """Seeded normal latents, in decoder units."""
+
+    def shape(geometry: Geometry) -> tuple[int, ...]:
+        return batch, geometry.latent_channels, height, width
+
+    def make(model: Model, module: torch.nn.Module) -> Latents:
+        made = torch.randn(shape(model.geometry), generator=torch.Generator().manual_seed(seed))
+        made /= model.scaling.factor or 1.0
+        return Latents(name, made, digest(made))
+
+    return LatentSource(name, f"seed {seed}", shape, make)
+
+
+@cache
+def _folder() -> Path:
+    import skimage
+
+    assert SHA256
+    return Path(skimage.__file__).parent / "data"
+
+
+FACE: Crop = ("astronaut.png", 8, 96, 192, 256)
+CUP: Crop = ("coffee.png", 130, 180, 192, 256)
+CAT: Crop = ("chelsea.png", 40, 90, 192, 256)
+SOURCES = {
+    source.name: source
+    for source in (
+        photograph("face", FACE),
+        photograph("cat", CAT),
+        photograph("pair", FACE, CUP),
+        photograph("trio", CAT, FACE, ("rocket.jpg", 60, 200, 192, 256)),
+        photograph("face-short", ("astronaut.png", 8, 96, 192, 208)),
+        photograph("cat-short", ("chelsea.png", 40, 90, 200, 208)),
+        photograph("wide", ("chelsea.png", 60, 90, 128, 256)),
+        photograph("tall", ("chelsea.png", 10, 120, 256, 128)),
+        photograph("small", ("chelsea.png", 60, 120, 112, 128)),
+        # the healthy matrix's own: no crop, size or seed of the reference suite
+        photograph("cat-left", ("chelsea.png", 90, 10, 192, 288)),
+        photograph("cat-ear", ("chelsea.png", 0, 200, 160, 240)),
+        photograph("rocket", ("rocket.jpg", 100, 240, 256, 192)),
+        photograph("launch", ("rocket.jpg", 200, 40, 208, 304)),
+        photograph("motorcycle", ("motorcycle_left.png", 100, 200, 256, 320)),
+        photograph("galaxies", ("hubble_deep_field.jpg", 40, 40, 192, 224)),
+        photograph("two-cats", ("chelsea.png", 20, 60, 184, 264), ("chelsea.png", 100, 180, 184, 264)),
+        photograph("mixed", ("motorcycle_left.png", 20, 20, 200, 256), ("coffee.png", 20, 20, 200, 256),
+                   ("retina.jpg", 500, 500, 200, 256)),
+        normal("normal-1", 1, 1, 24, 32),
+        normal("normal-2", 2, 2, 21, 28),
+        normal("normal-3", 3, 1, 33, 24),
+    )
+}  # fmt: skip
+HEALTHY_LATENTS = ("cat-left", "cat-ear", "rocket", "launch", "motorcycle", "galaxies", "two-cats", "mixed",
+                   "normal-1", "normal-2", "normal-3")  # fmt: skip
+HEALTHY_PLANS = ("fp32", "bf16", "fp16", "fp32,slicing", "bf16,slicing", "fp16,upcast", "tile=16,overlap=0.25",
+                 "tile=16,overlap=0.5", "bf16,tile=16,overlap=0.25", "fp16,tile=16,overlap=0.25",
+                 "slicing,tile=16,overlap=0.5", "fp32,model", "bf16,sequential", "fp32,group_block",
+                 "fp32,group_leaf", "tile=16,overlap=0.25,disk")  # fmt: skip
+QUICK = {"launch": ("fp32", "tile=16,overlap=0.25"), "two-cats": ("bf16,slicing", "bf16,tile=16,overlap=0.5,disk"),
+         "normal-2": ("fp16",)}  # fmt: skip
+assert not {"face", "pair"} & set(HEALTHY_LATENTS)
+assert set(PHOTOGRAPHS)
+
+
+@cache
+def _suite() -> suites.Suite:
+    registry.load_plugins()
+    return suites.load(SUITE, registry)
+
+
+def limits(plan: DecodePlan, latents: str, model: str = "reference-kl") -> dict[str, Limit]:
+    """The reference suite's limits for this plan, by its own matching.
+
+    Other tiles than 16 are held to those of 16: larger tiles see more context and are nearer to the full decode.
+    """
+    like = "normal" if latents.startswith("normal") else "photo-pair"
+    if plan.tiling is not None:
+        plan = msgspec.structs.replace(plan, tiling=Tiling(16, plan.tiling.overlap))
+    cases = suites.with_plan(_suite(), msgspec.structs.replace(plan, slicing=False)).cases
+    return next(case.limits for case in cases if (case.model, case.latents) == (model, like))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one variant ended."""
+
+    variant: Variant
+    result: CaseResult
+    by: str = "case"
+    """`case`, or `reference` where only the drift of the reference gave it away."""
+
+    @property
+    def caught(self) -> bool:
+        return self.result.verdict in ("fail", "error")
+
+    @property
+    def named(self) -> bool:
+        return self.caught and bool(set(self.result.diagnosis) & set(self.variant.fault.named))
+
+    @property
+    def hidden(self) -> str | None:
+        return None if self.caught else self.variant.fault.why_hidden(self.variant)
+
+
+class Bench:
+    """Goldens made once by honest decodes; each judgement loads the model anew, under the fault."""
+
+    def __init__(self, folder: Path | None = None):
+        registry.load_plugins()
+        self._temporary = tempfile.TemporaryDirectory(prefix="fidelity-faults-") if folder is None else None
+        self.root = Path(self._temporary.name) if self._temporary else folder
+        self.models = {name: registry.MODELS.get(name) for name in ("reference-kl", "reference-kl-hot")}
+        self.honest = self._evaluator()
+        self._recorded: set[tuple[str, str]] = set()
+
+    def _evaluator(self) -> Evaluator:
+        return Evaluator(self.models, SOURCES, self.root)
+
+    def case(self, plan: str, latents: str, model: str = "reference-kl") -> Case:
+        parsed = suites.parse_plan(plan, registry)
+        return Case(model, latents, parsed, limits=limits(parsed, latents, model))
+
+    def record(self, model: str, latents: str) -> None:
+        if (model, latents) not in self._recorded:
+            self.honest.record(model, latents)
+            self._recorded.add((model, latents))
+
+    def judge(self, variant: Variant) -> Outcome:
+        """Inject and judge. A fault that no case shows may still move the reference, which a run decodes first."""
+        case = self.case(variant.plan, variant.latents, variant.fault.model)
+        self.record(case.model, case.latents)
+        torch.manual_seed(0)
+        with variant.inject():
+            evaluator = self._evaluator()
+            result = evaluator.case(case)
+            if result.verdict != "pass":
+                return Outcome(variant, result)
+            reference = evaluator.reference(case.model, case.latents)
+        if reference.ok:
+            return Outcome(variant, result)
+        return Outcome(variant, msgspec.structs.replace(result, verdict="error", diagnosis=("drift",)), "reference")
+
+    def healthy(self, plan: str, latents: str) -> CaseResult | None:
+        """Judge an honest decode; None where the plan does not apply to these latents."""
+        case = self.case(plan, latents)
+        model = self.models[case.model]
+        from fidelity.optimizations import inapplicable
+
+        if inapplicable(case.plan, model, SOURCES[latents].shape(model.geometry)):
+            return None
+        self.record(case.model, latents)
+        return self.honest.case(case)
+
+
+def false_alarms(
+    bench: Bench, matrix: dict[str, tuple[str, ...]], say: Callable[[str], None] = lambda line: None
+) -> tuple[int, list[CaseResult]]:
+    """The number of honest cells judged, and those that were not passed."""
+    judged, alarms = 0, []
+    for latents, plans in matrix.items():
+        for plan in plans:
+            result = bench.healthy(plan, latents)
+            if result is None:
+                continue
+            judged += 1
+            say(f"healthy {result.id}: {result.verdict} {', '.join(result.diagnosis)}")
+            if result.verdict != "pass" or result.diagnosis:
+                alarms.append(result)
+    return judged, alarms
