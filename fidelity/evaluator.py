@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fidelity import gates, golden, images, oracles
+from fidelity import gates, golden, images, naming, oracles
 from fidelity import latents as latents_
 from fidelity.detectors import seam_family
-from fidelity.detectors.cause import causes
 from fidelity.environment import environment_class
 from fidelity.errors import EvaluationError, LatentsError
 from fidelity.golden import Golden
 from fidelity.lazy import torch
-from fidelity.optimizations import state
+from fidelity.optimizations import state, witness
 from fidelity.records import DTYPES, Case, CaseResult, Decoded, DecodePlan, Measurement, Model, Reason, Reference
 from fidelity.registry import DETECTORS, METRICS, Instrument
 from fidelity.runner import Runner
@@ -63,6 +62,7 @@ class Evaluator:
         self._runners: dict[str, Runner] = {}
         self._golden: tuple[tuple[str, str], Golden] | None = None
         self._oracle: tuple[str, Tensor] | None = None
+        self._plain_peaks: dict[tuple[str, bool], int | None] = {}
         self._measured: dict[tuple[str, ...], tuple[dict[str, Measurement], dict[str, tuple[str, ...]]]] = {}
 
     # ------------------------------------------------------------ what a case needs
@@ -81,6 +81,7 @@ class Evaluator:
         if self._golden is None or self._golden[0] != (model, latents):
             self._golden = self._oracle = None  # one at a time
             self._measured.clear()
+            self._plain_peaks.clear()
             loaded = golden.load(self.root, model, latents, weights_digest=self.weights_digest(model))
             self._golden = ((model, latents), loaded)
         return self._golden[1]
@@ -130,8 +131,13 @@ class Evaluator:
         ok = drift is not None and drift <= limit
         where = "its own environment class" if same else f"{here}, recorded in {stored.certificate.environment_class}"
         seen = f"{drift:.4g} grey levels RMSE" if drift is not None else str(measured.reason)
-        reason = None if ok else f"reference drifted: {seen}, limit {limit:g} in {where}"
-        return Reference(drift=drift, ok=ok, reason=reason, recorded=recorded, **about)
+        if ok:
+            return Reference(drift=drift, ok=True, recorded=recorded, **about)
+        why = self._why(REFERENCE_PLAN, stored, decoded, {}, None)
+        reason = "; ".join([f"reference drifted: {seen}, limit {limit:g} in {where}", *(each.message for each in why)])
+        return Reference(
+            drift=drift, ok=False, reason=reason, recorded=recorded, diagnosis=gates.diagnosis(why), **about
+        )
 
     def noise_floors(self, model: str, latents: str) -> dict[str, dict[str, float]]:
         """How far each measurement moves, by dtype, when nothing but rounding changes: one thread, then two.
@@ -192,8 +198,14 @@ class Evaluator:
         approved = golden.approved_for(stored, environment_class(self.device), case.plan)
         if approved and self.gate_regressions:
             reasons += gates.regressions(measurements, approved.values, approved.floors)
+        if not by_somebody_else:
+            reasons += self._peak_reasons(case.plan, stored, decoded)
         if reasons:
-            reasons += self._causes(case, stored, decoded, gates.diagnosis(tuple(reasons)))
+            blamed = gates.diagnosis(tuple(reasons))
+            strange = not by_somebody_else and gates.surprise(case, gates.verdict(tuple(reasons)), blamed)
+            expected = self._oracle[1] if self._oracle and "not_as_specified" in blamed else None
+            why = self._why(case.plan, stored, decoded, measurements, expected, again=strange)
+            reasons += [each for each in why if not set(each.diagnosis) <= set(blamed)]
         return self._finish(case, gates.verdict(tuple(reasons)), tuple(reasons), decoded, measurements, pictures)
 
     def _measure(self, case: Case, stored: Golden, decoded: Decoded) -> tuple[Any, Any]:
@@ -205,16 +217,65 @@ class Evaluator:
             self._measured[key] = (measurements, pictures)
         return self._measured[key]
 
-    def _causes(self, case: Case, stored: Golden, decoded: Decoded, named: tuple[str, ...]) -> list[Reason]:
-        """What the pixels of a red case show: scale, shift, order … but for what is blamed already."""
-        found = causes(
+    def _why(
+        self,
+        plan: DecodePlan,
+        stored: Golden,
+        decoded: Decoded,
+        measurements: dict[str, Measurement],
+        expected: Tensor | None,
+        *,
+        again: bool = True,
+    ) -> list[Reason]:
+        """What a red decode shows in its pixels, and in a second decode if `again`: the dtypes of its operators, and
+        whether it repeats where that is not known."""
+        data_range = self.models[stored.certificate.model].data_range
+        found = naming.reasons(
             decoded.sample,
             stored.sample,
-            plan=case.plan,
+            expected,
+            plan=plan,
             receipts=decoded.receipts,
-            data_range=self.models[case.model].data_range,
+            data_range=data_range,
+            measurements=measurements,
         )
-        return [Reason("cause", said, diagnosis=(name,)) for name, said in found if name not in named]
+        return found + (self._second_look(plan, stored, decoded) if again else [])
+
+    def _second_look(self, plan: DecodePlan, stored: Golden, decoded: Decoded) -> list[Reason]:
+        runner = self.runner(stored.certificate.model)
+        try:
+            with runner.applied(plan) as decode, witness.dtypes() as seen:
+                sample, _ = decode(stored.latents)
+        except Exception as error:  # it went well a moment ago
+            runner.reload()
+            said = f"a second decode raised {type(error).__name__}: {first_line(error)}"
+            return [Reason("repeat", said, diagnosis=("nondeterministic",))]
+        runner.restore()
+        found = [
+            Reason("dtype", f"{operator} computed in {name}, which the plan does not ask for", diagnosis=("dtype",))
+            for name, operator in witness.unasked(seen, plan).items()
+        ]
+        same = torch.equal(torch.nan_to_num(sample), torch.nan_to_num(decoded.sample))
+        if decoded.repeat_exact is None and not same:
+            found.append(Reason("repeat", "a second decode gave different bits", diagnosis=("nondeterministic",)))
+        return found
+
+    def _peak_reasons(self, plan: DecodePlan, stored: Golden, decoded: Decoded) -> list[Reason]:
+        """A peak that tiles or slices did not lower, whatever the picture looks like."""
+        peak, key = decoded.memory.allocated_peak_bytes, (plan.dtype, plan.force_upcast)
+        plain = DecodePlan(dtype=plan.dtype, force_upcast=plan.force_upcast)
+        if plan == plain:
+            self._plain_peaks.setdefault(key, peak)
+        if peak is None or plan.offload != "none" or not naming.saves_memory(plan, tuple(stored.latents.shape)):
+            return []
+        if key not in self._plain_peaks:
+            traced = self.runner(stored.certificate.model).decode(stored.latents, plain)
+            self._plain_peaks[key] = traced.memory.allocated_peak_bytes
+        limit = self._plain_peaks[key]
+        if limit is None or peak < limit:
+            return []
+        said = f"the peak is {peak / 2**20:.1f} MiB, without tiles and slices {limit / 2**20:.1f} MiB: nothing was saved"
+        return [Reason("memory", said, peak, limit, "bytes", ("memory",))]
 
     def _against_oracle(self, plan: DecodePlan, stored: Golden, decoded: Decoded) -> Measurement:
         shared = oracles.shared(plan).id

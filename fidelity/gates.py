@@ -129,7 +129,8 @@ def _engaged(name: str, receipt: Mapping[str, Any]) -> list[Reason]:
     if engaged is True or (engaged is None and why):
         return []
     what = "did not engage" if engaged is False else "could not be proved to have run"
-    return [Reason(name, f"{name} {what}: {why or 'its receipt gives no reason'}", diagnosis=_blame(name))]
+    blamed = tuple(receipt.get("diagnosis") or _blame(name))
+    return [Reason(name, f"{name} {what}: {why or 'its receipt gives no reason'}", diagnosis=blamed)]
 
 
 def _state(receipt: Mapping[str, Any]) -> list[Reason]:

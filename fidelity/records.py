@@ -441,6 +441,8 @@ class Reference(Struct, frozen=True):
     recorded: bool = False
     """Whether this run recorded the golden (--record-missing)."""
     seconds: float = 0.0
+    diagnosis: tuple[str, ...] = ()
+    """What the drifted decode shows, beside the drift."""
 
 
 class Effect(Struct, frozen=True):

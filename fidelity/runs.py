@@ -161,7 +161,7 @@ class Run:
             reference = self.references[case.model, case.latents]
             if not reference.ok:
                 reason = Reason("reference", reference.reason or "drifted", reference.drift, reference.limit,
-                                "grey levels", diagnosis=("drift",))  # fmt: skip
+                                "grey levels", diagnosis=("drift", *reference.diagnosis))  # fmt: skip
                 self._keep(result_of(case, "error", (reason,), str(self.suite.path)))
 
         def on_reply(task: Task, reply: Reply) -> None:

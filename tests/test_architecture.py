@@ -18,7 +18,7 @@ LAYERS = (
     {"records"},
     {"registry", "environment", "signal", "tensorfile", "photographs"},
     {"models", "latents", "optimizations", "memory", "metrics", "detectors", "gates"},
-    {"runner", "oracles", "golden", "certificate", "images", "plans", "rules", "estimate", "grammar", "suite"},
+    {"runner", "oracles", "naming", "golden", "certificate", "images", "plans", "rules", "estimate", "grammar", "suite"},
     {"evaluator", "worker", "inspection"},
     {"pool"},
     {"runs"},

@@ -41,6 +41,8 @@ def tiling(module: nn.Module, value: Tiling, *, plan: DecodePlan, model: Model, 
             return {
                 "engaged": reason is None,
                 "reason": reason,
+                # it did tile, but not as asked
+                "diagnosis": ["geometry"] if reason and seen.calls > seen.batch else None,
                 "calls": seen.calls,
                 "shapes": [[*shape, times] for shape, times in Counter(seen.shapes).items()],
                 "grid": msgspec.to_builtins(seen.grid),
