@@ -131,7 +131,7 @@ def _run_one(one: Suite, folder: Path, options: Options, resume: bool, quiet: bo
 
 # ---------------------------------------------------------------- ls, validate, inspect
 
-KINDS = ("models", "latents", "optimizations", "metrics", "detectors", "suites")
+KINDS = ("models", "latents", "optimizations", "metrics", "detectors", "checks", "suites")
 
 
 @cli.command("ls")
@@ -164,6 +164,8 @@ def _describe(kind: str, entry: Any) -> str:
         return f"{' · '.join(facts)} · {entry.summary}"
     if kind in ("metrics", "detectors"):
         return f"{entry.unit}, {entry.better} is better · {entry.summary}"
+    if kind == "checks":
+        return f"{entry.unit}, blamed on {', '.join(entry.diagnosis)} · {entry.summary}"
     return str(entry.summary)
 
 

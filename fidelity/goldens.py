@@ -20,7 +20,8 @@ Key = tuple[str, str]
 
 def keys(suite: Suite) -> list[Key]:
     """Model and latents of every golden that the judged cases of `suite` need."""
-    return list(dict.fromkeys((case.model, case.latents) for case in suite.cases if not case.not_applicable))
+    judged = (case for case in suite.cases if not case.not_applicable and case.check is None)
+    return list(dict.fromkeys((case.model, case.latents) for case in judged))
 
 
 def record(suite: Suite, options: Options) -> list[Key]:
@@ -94,7 +95,7 @@ def _floors(suite: Suite, options: Options, needed: list[Key]) -> dict[Key, dict
 def _store(suite: Suite, result: RunResult, floors: dict[Key, dict[str, dict[str, float]]], reason: str) -> None:
     measured: dict[Key, dict[str, dict[str, float]]] = defaultdict(dict)
     for case in result.cases:
-        if case.verdict in ("pass", "fail"):
+        if case.verdict in ("pass", "fail") and case.check is None:
             values = {name: one.value for name, one in case.measurements.items() if one.value is not None}
             measured[case.model, case.latents][case.plan.id] = values
     for key, cases in measured.items():

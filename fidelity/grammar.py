@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 from packaging.requirements import InvalidRequirement, Requirement
 
-from fidelity import oracles, plans, rules
+from fidelity import checks, oracles, plans, rules
 from fidelity.errors import RequestError, SuiteError, UnknownName
 from fidelity.records import DIAGNOSES, Expectation, Limit
 from fidelity.registry import unknown
@@ -30,7 +30,7 @@ else:
     import tomli as tomllib
 
 SCHEMA = "fidelity.suite/1"
-DERIVED = {"tile_seam": "lower", oracles.NAME: "lower"}
+DERIVED = {"tile_seam": "lower", oracles.NAME: "lower", checks.NAME: "lower"}
 """Measurements that no single instrument makes, and which direction is better."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
@@ -67,11 +67,12 @@ class _Exclude(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Block:
-    """One [[matrix]]: a full cross product of models, latents and the values of each axis."""
+    """One [[matrix]] or [[check]]: a full cross product of models, latents, checks and the values of each axis."""
 
     models: tuple[str, ...]
     latents: tuple[str, ...]
     axes: dict[str, tuple[Any, ...]]
+    checks: tuple[str | None, ...] = (None,)
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def read(path: Path, registry: ModuleType) -> Document:
 def _document(path: Path, digest: str, table: dict[str, Any], registry: ModuleType) -> Document:
     if table.get("schema") != SCHEMA:
         raise SuiteError(f"schema is {table.get('schema')!r}: write schema = {SCHEMA!r} in the first line")
-    _only(table, ("schema", "suite", "matrix", "limits", "expect", "exclude", "models", "latents"), "")
+    _only(table, ("schema", "suite", "matrix", "check", "limits", "expect", "exclude", "models", "latents"), "")
     head = _struct(_Head, table.get("suite"), "suite")
     if not _NAME.fullmatch(head.name):
         raise SuiteError(f"suite.name is {head.name!r}: it names a folder, so write letters, digits, '-', '_' and '.'")
@@ -116,8 +117,14 @@ def _document(path: Path, digest: str, table: dict[str, Any], registry: ModuleTy
     latents = _own(table, "latents", UserLatents, registry.LATENTS)
     names = {"models": (*registry.MODELS, *models), "latents": (*registry.LATENTS, *latents)}
     blocks = [_block(raw, f"matrix[{i}]", names, registry) for i, raw in enumerate(_list(table, "matrix"))]
+    for i, raw in enumerate(_list(table, "check")):
+        blocks.append(_block(raw, f"check[{i}]", {**names, "checks": tuple(registry.CHECKS)}, registry))
     if not blocks:
-        raise SuiteError("nothing to judge: there is no [[matrix]]")
+        raise SuiteError("nothing to judge: there is neither a [[matrix]] nor a [[check]]")
+    for name in _table(table.get("limits", {}), "limits"):
+        kind = "check" if name == checks.NAME else "matrix"
+        if name != "where" and not _list(table, kind):
+            raise SuiteError(f"limits: the limit on {name} would hold for nothing: there is no [[{kind}]]")
     return Document(
         name=head.name,
         path=path,
@@ -135,11 +142,11 @@ def _document(path: Path, digest: str, table: dict[str, Any], registry: ModuleTy
 
 def _block(raw: Any, where: str, names: dict[str, tuple[str, ...]], registry: ModuleType) -> Block:
     axes = plans.axes(registry)
-    _only(raw, ("models", "latents", *axes), where, kind="axis")
+    _only(raw, (*names, *axes), where, kind="axis")
     for kind, known in names.items():
         for i, name in enumerate(_values(raw, kind, where)):
             if name not in known:
-                singular = kind.removesuffix("s") if kind == "models" else kind
+                singular = kind if kind == "latents" else kind.removesuffix("s")
                 raise UnknownName(f"{where}.{kind}[{i}]: {unknown(singular, name, known)}")
     chosen: dict[str, tuple[Any, ...]] = {}
     for axis in (axis for axis in axes if axis in raw):
@@ -150,7 +157,8 @@ def _block(raw: Any, where: str, names: dict[str, tuple[str, ...]], registry: Mo
             except RequestError as error:
                 raise type(error)(f"{where}.{axis}[{i}]: {error}") from None
         chosen[axis] = tuple(values)
-    return Block(tuple(raw["models"]), tuple(raw["latents"]), chosen)
+    checks_ = tuple(raw["checks"]) if "checks" in names else (None,)
+    return Block(tuple(raw["models"]), tuple(raw["latents"]), chosen, checks_)
 
 
 def _values(raw: dict[str, Any], key: str, where: str) -> list[Any]:
@@ -184,7 +192,20 @@ def _limits(table: dict[str, Any], where: str, registry: ModuleType) -> dict[str
         if name not in better:
             raise UnknownName(f"{where}: {unknown('measurement', name, better)}")
         limits[name] = _limit(_struct(Limit, raw, f"{where}.{name}"), better[name], f"{where}.{name}", name)
+        if limits[name].times_plain is not None:
+            _upper_rule(name, limits[name].times_plain, better[name], f"{where}.{name}", registry)
     return limits
+
+
+def _upper_rule(name: str, times: float | None, better: str, where: str, registry: ModuleType) -> None:
+    """Refuse a `times_plain` that nothing could be held to, or that the plain decode itself could not meet."""
+    instrument = {**dict(registry.METRICS.items()), **dict(registry.DETECTORS.items())}.get(name)
+    if better != "lower":
+        raise SuiteError(f"{where}: times_plain multiplies a cost, and of {name} more is better: leave it out")
+    if instrument is None or instrument.needs:
+        raise SuiteError(f"{where}: times_plain: a plain decode has no {name}, so there is nothing to multiply")
+    if times is None or not math.isfinite(times) or times < 1:
+        raise SuiteError(f"{where}: times_plain is {times}: write a finite number from 1 on, which plain decodes meet")
 
 
 def _limit(limit: Limit, better: str, where: str, name: str) -> Limit:
@@ -204,6 +225,12 @@ def _limit_rule(raw: Any, where: str, registry: ModuleType) -> rules.LimitRule:
     match = rules.match(table.pop("match", None), f"{where}.match", registry)
     if not table:
         raise SuiteError(f"{where} sets no limit: write for example rmse = {{ max = 4.0, origin = '…' }}")
+    for name in table:
+        if ("check" in match.table) != (name == checks.NAME):
+            which = (
+                "a check has no other limit" if "check" in match.table else "only checks have it: match = { check = … }"
+            )
+            raise SuiteError(f"{where}: the limit on {name} would hold for nothing: {which}")
     return rules.LimitRule(match, _limits(table, where, registry))
 
 

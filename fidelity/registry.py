@@ -98,6 +98,32 @@ class Instrument:
         )
 
 
+@dataclass(frozen=True)
+class Check:
+    """A metamorphic check: two decodes that must give the same, so that no golden is needed."""
+
+    name: str
+    summary: str
+    function: Callable[..., tuple[Any, Any]]
+    """`f(runner, latents, plan) -> (candidate, expected)`: fp32 samples of the same shape."""
+    diagnosis: tuple[str, ...]
+    unit: str = "grey levels"
+    needs: str | None = None
+    """A setting that the plan must have: what the check holds against its absence."""
+    sets: str | None = None
+    """A setting that the check makes itself, so that the plan must not."""
+    inapplicable: Callable[[tuple[int, ...]], str | None] | None = None
+    """Why latents of this shape have nothing to check, or None."""
+
+    def reason(self, plan: DecodePlan, shape: tuple[int, ...]) -> str | None:
+        """Why this check cannot apply to this plan and to latents of this shape, or None. Imports no torch."""
+        if self.needs is not None and self.needs not in plan.settings:
+            return f"{self.name}: the plan has no {self.needs}, so there is nothing to hold against its absence"
+        if self.sets is not None and self.sets in plan.settings:
+            return f"{self.name} sets {self.sets} itself: leave it out of the plan"
+        return self.inapplicable(shape) if self.inapplicable else None
+
+
 def _finite(value: Any) -> float | None:
     """A plain float, or None for what is no number: NaN never passes for one."""
     return float(value) if value is not None and math.isfinite(value) else None
@@ -113,6 +139,7 @@ LATENTS: Registry[LatentSource] = Registry("latents")
 OPTIMIZATIONS: Registry[Optimization] = Registry("optimization")
 METRICS: Registry[Instrument] = Registry("metric")
 DETECTORS: Registry[Instrument] = Registry("detector")
+CHECKS: Registry[Check] = Registry("check")
 
 
 def _instrument(registry: Registry[Instrument], is_detector: bool, name: str, **about: Any) -> Callable[[T], T]:
@@ -134,6 +161,16 @@ def detector(
 ) -> Callable[[T], T]:
     """Register `f(candidate, golden, *, plan, receipts, data_range) -> Measurement`."""
     return _instrument(DETECTORS, True, name, unit=unit, better=better, needs=needs, diagnosis=diagnosis)
+
+
+def check(name: str, *, diagnosis: tuple[str, ...], **about: Any) -> Callable[[T], T]:
+    """Register `f(runner, latents, plan) -> (candidate, expected)`: two fp32 samples that must be equal."""
+
+    def register(function: T) -> T:
+        CHECKS.add(name, Check(name, _summary(function), function, diagnosis, **about))  # type: ignore[arg-type]
+        return function
+
+    return register
 
 
 @dataclass(frozen=True)
@@ -171,7 +208,8 @@ def optimization(
     return register
 
 
-BUILT_IN = ("fidelity.models", "fidelity.latents", "fidelity.optimizations", "fidelity.metrics", "fidelity.detectors")
+BUILT_IN = ("fidelity.models", "fidelity.latents", "fidelity.optimizations", "fidelity.metrics", "fidelity.detectors",
+            "fidelity.checks")  # fmt: skip
 
 
 def load_plugins(modules: Sequence[str] = ()) -> None:

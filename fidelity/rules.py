@@ -13,19 +13,25 @@ from fidelity.errors import SuiteError, UnknownName
 from fidelity.records import DTYPES, OFFLOADS, DecodePlan, Expectation, Limit, Temporal, Tiling
 from fidelity.registry import unknown
 
-Cell = tuple[str, str, DecodePlan]
-"""Model, latents and plan, by name: a rule matches without knowing geometry."""
+Cell = tuple[str, str, DecodePlan, str | None]
+"""Model, latents and plan, by name, and the check, None where the golden judges: a rule matches without geometry."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """The `match` table of a rule at `where` in the file. An empty table means every cell."""
+    """The `match` table of a rule at `where` in the file. An empty table means every cell that a golden judges.
+
+    Cells of checks are meant only by a table that names `check`: what is allowed or expected against a golden says
+    nothing of them.
+    """
 
     table: dict[str, Any] = field(default_factory=dict)
     where: str = "match"
 
     def __call__(self, cell: Cell) -> bool:
         """Whether the cell has every value that the table names."""
+        if cell[3] is not None and "check" not in self.table:
+            return False
         return all(_means(wanted, _seen(key, cell)) for key, wanted in self.table.items())
 
     @property
@@ -34,9 +40,9 @@ class Match:
 
 
 def _seen(key: str, cell: Cell) -> Any:
-    model, latents, plan = cell
-    if key in ("model", "latents"):
-        return model if key == "model" else latents
+    model, latents, plan, check = cell
+    if key in ("model", "latents", "check"):
+        return {"model": model, "latents": latents, "check": check}[key]
     if key in plans.BUILT_IN_AXES:
         return getattr(plan, key)
     return plan.options.get(key, False)
@@ -60,12 +66,15 @@ def match(table: Any, where: str, registry: ModuleType) -> Match:
     """A checked Match. Raises SuiteError for a key, a name or a value that no cell could ever have."""
     if not isinstance(table, dict):
         raise SuiteError(f"{where} is {table!r}: write a table like {{ dtype = 'bf16', latents = 'photo-*' }}")
-    known = ("model", "latents", *plans.axes(registry))
+    known = ("model", "latents", "check", *plans.axes(registry))
     for key, wanted in table.items():
         if key not in known:
             raise SuiteError(f"{where}: {unknown('key', key, known)}")
         for each in _each(wanted, f"{where}.{key}"):
-            _check(key, each, f"{where}.{key}")
+            if key == "check":
+                _check_name(each, f"{where}.{key}", tuple(registry.CHECKS))
+            else:
+                _check(key, each, f"{where}.{key}")
     return Match(table, where)
 
 
@@ -93,6 +102,11 @@ def _check(key: str, wanted: Any, where: str) -> None:
                 _located(where, plans.tile_number, key, part, number)
     elif not (key in ("tiling", "temporal") and wanted is True):
         _located(where, plans.value, key, wanted)
+
+
+def _check_name(wanted: Any, where: str, known: tuple[str, ...]) -> None:
+    if not isinstance(wanted, str) or not any(fnmatchcase(name, wanted) for name in known):
+        raise UnknownName(f"{where}: {unknown('check', wanted, known)}")
 
 
 def _located(where: str, function: Any, *arguments: Any) -> None:

@@ -137,7 +137,7 @@ class Run:
         self.progress(result.id)
 
     def _hold_references(self) -> None:
-        needed = dict.fromkeys((case.model, case.latents) for case in self._open_cases())
+        needed = dict.fromkeys((case.model, case.latents) for case in self._open_cases() if case.check is None)
         keys = [key for key in needed if key not in self.references]
 
         def on_reply(task: Task, reply: Reply) -> None:
@@ -157,7 +157,7 @@ class Run:
         self.pool.run([Hold(*key, record=key in self.missing) for key in keys], on_reply, on_death)
 
     def _judge_cases(self) -> None:
-        for case in self._open_cases():
+        for case in (case for case in self._open_cases() if case.check is None):
             reference = self.references[case.model, case.latents]
             if not reference.ok:
                 reason = Reason("reference", reference.reason or "drifted", reference.drift, reference.limit,
@@ -207,16 +207,17 @@ class Bench:
 
 def _tasks(cases: list[Case]) -> Iterator[Judge]:
     """Cases that share all but the offload go to one worker together: their pixels are measured once."""
-    groups: dict[tuple[str, str, str], list[Case]] = defaultdict(list)
+    groups: dict[tuple[str, str, str | None, str], list[Case]] = defaultdict(list)
     for case in cases:
         plan = msgspec.structs.replace(case.plan, offload="none")
-        groups[case.model, case.latents, plan.id].append(case)
+        groups[case.model, case.latents, case.check, plan.id].append(case)
     return (Judge(tuple(group)) for group in groups.values())
 
 
 def _missing_goldens(suite: Suite, options: Options) -> set[tuple[str, str]]:
     """Goldens to record first. Raises GoldenError if there are any and --record-missing was not given."""
-    needed = dict.fromkeys((case.model, case.latents) for case in suite.cases if not case.not_applicable)
+    judged = (case for case in suite.cases if not case.not_applicable and case.check is None)
+    needed = dict.fromkeys((case.model, case.latents) for case in judged)
     if options.record_missing or options.private_goldens:
         return {key for key in needed if not golden.exists(suite.golden, *key)}
     for key in needed:

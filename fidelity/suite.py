@@ -18,12 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fidelity import grammar, oracles
+from fidelity import checks, grammar, oracles
 from fidelity.errors import IllegalTiling, RequestError, SuiteError
 from fidelity.estimate import time_estimate
 from fidelity.plans import axes, parse_plan
 from fidelity.plans import plan as make_plan
 from fidelity.records import Case, DecodePlan, LatentSource, Limit, Model
+from fidelity.registry import Check
 from fidelity.rules import Cell
 
 
@@ -101,7 +102,9 @@ def select(suite: Suite, glob: str) -> Suite:
 def with_plan(suite: Suite, plan: DecodePlan) -> Suite:
     """The suite's models and latents under one plan, judged under its limits and expectations."""
     registry = _registry(suite)
-    cells = [(model, latents, plan) for model, latents in suite.shapes]
+    found = dict.fromkeys((case.model, case.latents, case.check) for case in suite.cases)
+    only_excluded = [(*key, None) for key in suite.shapes if key not in {each[:2] for each in found}]
+    cells = [(model, latents, plan, check) for model, latents, check in (*found, *only_excluded)]
     return _suite(suite.document, registry, cells, suite.models)
 
 
@@ -146,8 +149,8 @@ def _expand(document: grammar.Document, registry: ModuleType) -> dict[str, Cell]
     for block in document.blocks:
         order = [axis for axis in axes(registry) if axis in block.axes]
         values = [block.axes[axis] for axis in order]
-        for model, latents, *chosen in itertools.product(block.models, block.latents, *values):
-            cell = (model, latents, make_plan(dict(zip(order, chosen))))
+        for model, latents, check, *chosen in itertools.product(block.models, block.latents, block.checks, *values):
+            cell = (model, latents, make_plan(dict(zip(order, chosen))), check)
             first = cells.setdefault(_id(cell), cell)
             if first != cell:
                 raise SuiteError(f"two plans have the id {_id(cell)}: give an overlap or value fewer digits")
@@ -155,14 +158,14 @@ def _expand(document: grammar.Document, registry: ModuleType) -> dict[str, Cell]
 
 
 def _id(cell: Cell) -> str:
-    model, latents, plan = cell
-    return Case(model, latents, plan).id
+    model, latents, plan, check = cell
+    return Case(model, latents, plan, check=check).id
 
 
 def _substituted(cells: dict[str, Cell], name: str) -> dict[str, Cell]:
-    if any(model == name for model, _, _ in cells.values()):
+    if any(cell[0] == name for cell in cells.values()):
         return cells
-    renamed = [(name, latents, plan) for _, latents, plan in cells.values()]
+    renamed: list[Cell] = [(name, *rest) for _, *rest in cells.values()]
     return {_id(cell): cell for cell in renamed}
 
 
@@ -177,21 +180,21 @@ def _suite(
 ) -> Suite:
     """A suite of these cells; `models` are known already, by name, and others come from the document or registry."""
     cells, known = list(cells), dict(models)
-    for name in dict.fromkeys(model for model, _, _ in cells):
+    for name in dict.fromkeys(cell[0] for cell in cells):
         if name not in known:
             known[name] = _model(name, document, registry)
-    sources = {name: _source(name, document, registry) for name in dict.fromkeys(latents for _, latents, _ in cells)}
+    sources = {name: _source(name, document, registry) for name in dict.fromkeys(cell[1] for cell in cells)}
     shapes: dict[tuple[str, str], tuple[int, ...]] = {}
     cases, excluded = [], []
-    for model, latents, plan in cells:
+    for model, latents, plan, check in cells:
         if (model, latents) not in shapes:
             shapes[model, latents] = tuple(sources[latents].shape(known[model].geometry))
-        reason = document.rules.exclusion_of((model, latents, plan))
+        reason = document.rules.exclusion_of((model, latents, plan, check))
         if reason is not None:
-            excluded.append((_id((model, latents, plan)), reason))
+            excluded.append((_id((model, latents, plan, check)), reason))
         else:
             shape = shapes[model, latents]
-            cases.append(_case((model, latents, plan), known[model], shape, document, registry))
+            cases.append(_case((model, latents, plan, check), known[model], shape, document, registry))
     return _judging(
         Suite(
             name=document.name,
@@ -229,15 +232,16 @@ def _source(name: str, document: grammar.Document, registry: ModuleType) -> Late
 
 
 def _case(cell: Cell, model: Model, shape: tuple[int, ...], document: grammar.Document, registry: ModuleType) -> Case:
-    name, latents, plan = cell
-    case = Case(
-        name,
-        latents,
-        plan,
-        limits=_needed(document.rules.limits_for(cell), plan, registry),
-        expected=document.rules.expectation_for(cell),
-        not_applicable=_inapplicable(plan, model, shape, registry),
-    )
+    name, latents, plan, check = cell
+    limits, why = document.rules.limits_for(cell), _inapplicable(plan, model, shape, registry)
+    if check is not None:
+        about = registry.CHECKS.get(check)
+        limits = {checks.NAME: _bound_of(about, limits)}
+        why = why or about.reason(plan, shape)
+    else:
+        limits = _needed(limits, plan, registry)
+    expected = document.rules.expectation_for(cell)
+    case = Case(name, latents, plan, limits=limits, expected=expected, not_applicable=why, check=check)
     if case.not_applicable is None and plan.tiling is not None and case.expected.verdict == "pass":
         try:
             model.family.tile_grid(model.geometry, (shape[-2], shape[-1]), plan.tiling)
@@ -256,10 +260,16 @@ def _inapplicable(plan: DecodePlan, model: Model, shape: tuple[int, ...], regist
     return None
 
 
+def _bound_of(check: Check, limits: dict[str, Limit]) -> Limit:
+    """What a check is held to: the suite's `check_max_abs`, which is in grey levels, or the check's own."""
+    return limits[checks.NAME] if checks.NAME in limits and checks.in_grey_levels(check) else checks.limit(check)
+
+
 def _needed(limits: dict[str, Limit], plan: DecodePlan, registry: ModuleType) -> dict[str, Limit]:
     """The limits on what this plan has: where there are no tiles there is no seam to measure."""
     needs = {"tile_seam": "tiling"} | {name: each.needs for name, each in registry.DETECTORS.items() if each.needs}
     out = {name for name in limits if name in needs and needs[name] not in plan.settings}
+    out.add(checks.NAME)
     if not oracles.has_one(plan):
         out.add(oracles.NAME)
     return {name: limit for name, limit in limits.items() if name not in out}

@@ -667,7 +667,9 @@ def test_every_case_that_ships_has_limits_and_every_latents_is_used(shipped):
     used = set()
     for loaded in shipped.values():
         used |= {case.latents for case in loaded.judged}
-        assert all({"rmse", "lpips_alex", "nonfinite_share"} <= set(case.limits) for case in loaded.judged)
+        against_golden = [case for case in loaded.judged if case.check is None]
+        assert all({"rmse", "lpips_alex", "nonfinite_share"} <= set(case.limits) for case in against_golden)
+        assert all(set(case.limits) == {"check_max_abs"} for case in loaded.judged if case.check is not None)
     assert used == set(real.LATENTS)
 
 
