@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 from importlib import resources
 from pathlib import Path
@@ -69,7 +70,7 @@ class Album:
     def __init__(self, folder: Path, budget: int | None = None):
         self.folder, self.left = folder.resolve(), IMAGE_BUDGET if budget is None else budget
         self.embedded: dict[str, str] = {}
-        """Base64 of each distinct PNG, by digest."""
+        """Base64 of each distinct picture as lossless WebP, a fifth smaller than its PNG, by digest."""
         self._known: dict[str, dict[str, str]] = {}
 
     def add(self, name: str) -> dict[str, str]:
@@ -90,12 +91,21 @@ class Album:
             return {"missing": f"{name} is not a PNG"}
         digest = hashlib.blake2b(data, digest_size=12).hexdigest()
         if digest not in self.embedded:
-            text = base64.b64encode(data).decode()
+            text = base64.b64encode(_webp(data)).decode()
             if len(text) > self.left:
                 return {"missing": f"{name} was left out to keep this file small; it lies beside the report"}
             self.left -= len(text)
             self.embedded[digest] = text
         return {"digest": digest}
+
+
+def _webp(png: bytes) -> bytes:
+    from PIL import Image
+
+    packed = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as picture:
+        picture.save(packed, "WEBP", lossless=True, method=2, quality=20)
+    return packed.getvalue()
 
 
 def _detail(case: CaseResult, album: Album) -> dict[str, Any]:

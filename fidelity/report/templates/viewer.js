@@ -15,7 +15,7 @@ function picture(ref) {
         resolve(canvas);
       };
       image.onerror = () => reject(new Error("the embedded picture is damaged"));
-      image.src = `data:image/png;base64,${$(`png-${ref.digest}`).textContent}`;
+      image.src = `data:image/webp;base64,${$(`png-${ref.digest}`).textContent}`;
     }));
   }
   return decoded.get(ref.digest);
