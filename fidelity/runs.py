@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from fidelity import golden
+from fidelity.attribution import attribute
 from fidelity.errors import EvaluationError, GoldenError, OutputError, RequestError, WorkerDied
 from fidelity.evaluator import result_of
 from fidelity.pool import Pool, default_jobs
@@ -120,13 +121,15 @@ class Run:
         if self.missing:
             names = ", ".join("/".join(key) for key in sorted(self.missing))
             self.notes.append(f"the goldens {names} were recorded in this very run and judged against")
+        cases = tuple(self.results[case.id] for case in self.suite.cases if case.id in self.results)
         return RunResult(
             suite={**self.suite.about(), "seconds": time.monotonic() - start},
             environment=self.pool.environment,
             reference=tuple(self.references.values()),
-            cases=tuple(self.results[case.id] for case in self.suite.cases if case.id in self.results),
+            cases=cases,
             notes=tuple(self.notes),
             partial=partial,
+            attribution=attribute(cases),
         )
 
     def _open_cases(self) -> list[Case]:
