@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fidelity.detectors.grid import Layout
@@ -32,6 +33,24 @@ class Gathered:
     details: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Places:
+    """Boxes to look at, boxes like them without blending, and which of these belong to each of those."""
+
+    looks: list[Box]
+    controls: list[Box]
+    near: list[list[int]]
+
+    @cached_property
+    def shared(self) -> float:
+        """Over how many controls a pixel of theirs counts, on average."""
+        ends = sorted(set(self.controls))
+        cover = torch.zeros(max(box[1] for box in ends), max(box[3] for box in ends))
+        for top, bottom, left, right in ends:
+            cover[top:bottom, left:right] += 1
+        return float(cover.sum() / (cover > 0).sum())
+
+
 class Energy:
     """Mean squared difference over any box, from the integral image of (N, C, H, W) in grey levels."""
 
@@ -47,9 +66,9 @@ class Energy:
         return (total / ((bottom - top) * (right - left))).clamp_min(0) + FLOOR**2
 
 
-def band_boxes(layout: Layout) -> tuple[list[Box], list[Box], list[list[int]]]:
-    """Each band within one span of tiles, the boxes of its width and phase that touch no band, and for each band those
-    of its own span (as indices into the second list)."""
+@lru_cache(maxsize=64)
+def band_places(layout: Layout) -> Places:
+    """Each band within one span of tiles, and the boxes of its width and phase in that span that touch no band."""
     looks: list[Box] = []
     controls: list[Box] = []
     near: list[list[int]] = []
@@ -68,10 +87,11 @@ def band_boxes(layout: Layout) -> tuple[list[Box], list[Box], list[list[int]]]:
             for band in ranges:
                 looks.append(_box(axis, band, span))
                 near.append(list(range(first, len(controls))))
-    return looks, controls, near
+    return Places(looks, controls, near)
 
 
-def corner_boxes(layout: Layout) -> tuple[list[Box], list[Box], list[list[int]]]:
+@lru_cache(maxsize=64)
+def corner_places(layout: Layout) -> Places:
     """Where bands (or borders without one: one latent to each side) cross, and boxes of that size along them."""
     sides = {axis: _bands(layout.axis(axis)) or _borders(layout.axis(axis), layout.period) for axis in "xy"}
     looks: list[Box] = []
@@ -84,7 +104,7 @@ def corner_boxes(layout: Layout) -> tuple[list[Box], list[Box], list[list[int]]]
             near.append(list(range(len(controls), len(controls) + len(mine))))
             looks.append(_box("x", cols, rows))
             controls += mine
-    return looks, controls, near
+    return Places(looks, controls, near)
 
 
 def _free(taken: Sequence[tuple[int, int]], like: tuple[int, int], layout: Layout, axis: str) -> list[tuple[int, int]]:
@@ -109,24 +129,22 @@ def _box(axis: str, along: tuple[int, int], across: tuple[int, int]) -> Box:
     return (*across, *along) if axis == "x" else (*along, *across)
 
 
-def gathered(
-    difference: Tensor, layout: Layout, boxes: tuple[list[Box], list[Box], list[list[int]]]
-) -> list[Gathered] | str:
+def gathered(difference: Tensor, layout: Layout, places: Places) -> list[Gathered] | str:
     """Compare the error in each box with that of its like controls. (N, C, H, W) in grey levels.
 
     Each box is set against the root mean square of its own controls; how far a single control strays from the others of
     its group is the null.
     """
-    looks, controls, near = boxes
+    looks, near = places.looks, places.near
     if not looks or any(len(group) < 3 for group in near):
         return "no places like these without blending: error in them cannot be compared with error elsewhere"
     energy = Energy(difference)
-    here, there = energy.mean(looks), energy.mean(controls)
+    here, there = energy.mean(looks), energy.mean(places.controls)
     groups = [list(group) for group in {tuple(group) for group in near}]
     found = []
     for image in range(len(difference)):
         ratios = [ratio for group in groups for ratio in _leave_one_out(there[image, group])]
-        null = tail(ratios, len(looks) * len(difference))
+        null = tail(ratios, len(looks) * len(difference), places.shared)
         if null is None:
             return "too few places without blending: no error level to compare with"
         found.append(_worst(here[image], [float(there[image, group].mean()) for group in near], null, looks, layout))

@@ -31,6 +31,8 @@ LEAST_OFFSET = 0.1
 """Grey levels; a smaller shift is not named."""
 MATCHES = 0.5
 """What another order, place or range must leave of the error, to be the one."""
+MANY = 4096
+"""Values of a sample that are never of 256 kinds only, unless they were whole numbers once."""
 LEAST_ERROR = 0.25
 """Grey levels RMS under which order and place are not looked into: such an error has no shape of its own."""
 
@@ -64,7 +66,8 @@ def causes(
 
 def order(pair: Pair, plan: DecodePlan, receipts: Receipts) -> Iterator[Cause]:
     """Images of the batch, or channels, in another order."""
-    yield from place.batch_order(pair, MATCHES, LEAST_ERROR)
+    # a whole item of another place is a share of it too, of 100 %
+    yield from list(place.batch_order(pair, MATCHES, LEAST_ERROR)) or place.batch_ghost(pair, LEAST_ERROR)
     yield from place.channel_order(pair, MATCHES, LEAST_ERROR)
 
 
@@ -146,6 +149,9 @@ def rounding(pair: Pair, plan: DecodePlan, receipts: Receipts) -> Iterator[Cause
     bias = float(difference.mean())
     if whole and -0.65 < bias < -0.35 and float((difference > 0.02).double().mean()) < 0.001:
         yield "truncation", f"values are whole levels and {bias:+.2f} levels off on average: cut down, not rounded"
+    elif value.numel() >= MANY and (distinct := value.unique().numel()) <= 256:
+        said = f"the sample takes only {distinct} values, {bias:+.2f} levels off on average: it went through integers"
+        yield "truncation", said
     outside = float((pair.golden != clipped).double().mean())
     if outside > 0 and torch.equal(pair.candidate, clipped):
         yield "clipping", f"the sample is the golden cut at the range: {outside:.2%} of its values lie outside"

@@ -38,17 +38,22 @@ class Tail(NamedTuple):
     quantile: float = 0.0
 
 
-def tail(ratios: Sequence[float], tests: int) -> Tail | None:
-    """The tail of positive `ratios` at seamless positions, for `tests` looks at once; None if there are too few."""
-    if len(ratios) < FEWEST:
+def tail(ratios: Sequence[float], tests: int, shared: float = 1.0) -> Tail | None:
+    """The tail of positive `ratios` at seamless positions, for `tests` looks at once; None if there are too few.
+
+    `shared`: over how many controls one pixel counts; they know as little as that many fewer.
+    """
+    independent = len(ratios) / shared
+    if independent < FEWEST:
         return None
     logs = [math.log(max(ratio, 1e-6)) for ratio in ratios]
     spread = stdev(logs)
-    quantile = student(NormalDist().inv_cdf(1 - ALPHA / max(1, tests)), len(logs) - 1) * math.sqrt(1 + 1 / len(logs))
+    normal = NormalDist().inv_cdf(1 - ALPHA / max(1, tests))
+    quantile = student(normal, independent - 1) * math.sqrt(1 + 1 / independent)
     return Tail(math.exp(fmean(logs) + quantile * spread), spread, len(logs), quantile)
 
 
-def student(z: float, freedom: int) -> float:
+def student(z: float, freedom: float) -> float:
     """The quantile of Student's t for that of the normal (Cornish-Fisher, Abramowitz and Stegun 26.7.5)."""
     return (
         z

@@ -19,6 +19,8 @@ Cause = tuple[str, str]
 THUMB = 32
 STANDS_OUT = 1.5
 """How many times the usual error of a tile one must have to be looked into."""
+GHOST, HAUNTED = 0.01, 0.8
+"""Least share of another item that is called a ghost, and of the squared error that it must explain."""
 REACH = 2
 """Pixels by which a single tile is tried to be moved."""
 
@@ -56,6 +58,25 @@ def batch_order(pair: Pair, matches: float, least: float) -> Iterator[Cause]:
     seen = f"image {first} shows what image {best[first]} should ({distance[first, best[first]]:.2f} levels off"
     kind = "items are in another order" if sorted(best) == list(range(size)) else "an item is repeated"
     yield "order", f"{kind}: {seen}, against {distance[first, first]:.2f} for its own; order seen {best})"
+
+
+def batch_ghost(pair: Pair, least: float) -> Iterator[Cause]:
+    """An item of the batch that holds a share of another: its error is a share of the difference between the two."""
+    if pair.batch < 2 or len(pair.good) < pair.count:
+        return
+    size = pair.batch
+    own, other = (_thumbs(side).reshape(size, -1) for side in (pair.candidate, pair.golden))
+    error = own - other
+    apart = other[None] - other[:, None]  # [i, j]: from item i to item j
+    power = apart.square().mean(-1).clamp_min(1e-12)
+    share = (error[:, None] * apart).mean(-1) / power
+    explained = share.square() * power / error.square().mean(-1, keepdim=True).clamp_min(1e-12)
+    explained[(share < GHOST) | (_levels(pair, error.square().mean(-1, keepdim=True).sqrt()) < least)] = 0
+    value, at = explained.flatten().max(0)
+    if float(value) > HAUNTED:
+        item, source = divmod(int(at), size)
+        seen = f"image {item} holds {share[item, source]:.0%} of image {source}"
+        yield "ghost", f"{seen}, which explains {float(value):.0%} of its squared error"
 
 
 def channel_order(pair: Pair, matches: float, least: float) -> Iterator[Cause]:

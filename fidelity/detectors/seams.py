@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fidelity.detectors.bands import band_boxes, corner_boxes, gathered
+from fidelity.detectors.bands import band_places, corner_places, gathered
 from fidelity.detectors.grid import Layout, layout
 from fidelity.detectors.steps import steps
 from fidelity.detectors.tone import tones
@@ -68,7 +68,7 @@ def tile_band(
     """
 
     def look(pair: Pair, images: Sequence[int], tiles: Layout) -> Any:
-        return gathered(pair.grey(images), tiles, band_boxes(tiles))
+        return gathered(pair.grey(images), tiles, band_places(tiles))
 
     def bare(tiles: Layout) -> str | None:
         return None if tiles.grid.rows.band or tiles.grid.cols.band else "the plan has no overlap: there are no bands"
@@ -86,7 +86,7 @@ def tile_corner(
     """
 
     def look(pair: Pair, images: Sequence[int], tiles: Layout) -> Any:
-        return gathered(pair.grey(images), tiles, corner_boxes(tiles))
+        return gathered(pair.grey(images), tiles, corner_places(tiles))
 
     def bare(tiles: Layout) -> str | None:
         both = tiles.grid.rows.edges and tiles.grid.cols.edges

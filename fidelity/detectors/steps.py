@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fidelity.detectors.grid import Layout, Lines
-from fidelity.detectors.null import Tail, excess, tail
+from fidelity.detectors.null import FEWEST, Tail, excess, tail
 from fidelity.lazy import torch
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ class Profiles:
     spans: tuple[tuple[int, int], ...]
     effect: dict[str, Tensor]
     scale: dict[str, Tensor]
+
+    @property
+    def usable(self) -> int:
+        """Positions that are near no line."""
+        return sum(not self.lines.near(position, CLEAR) for position in range(1, self.lines.size))
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def profiles(difference: Tensor, layout: Layout, axis: str) -> Profiles:
 
 
 def _neighbourhood(energy: Tensor, lines: Lines) -> Tensor:
-    """Mean energy around each position but not at it, lines left out. (N, S, size)"""
+    """Mean energy around each position but not at it, lines left out; that of all the axis where too few are near."""
     reach = REACH * lines.period
     size = energy.shape[-1]
     usable = torch.tensor([float(p > 0 and not lines.near(p, CLEAR)) for p in range(size)], dtype=energy.dtype)
@@ -74,13 +79,17 @@ def _neighbourhood(energy: Tensor, lines: Lines) -> Tensor:
     ring[..., reach - CLEAR : reach + CLEAR + 1] = 0
     total = torch.nn.functional.conv1d((energy * usable).reshape(-1, 1, size), ring, padding=reach)
     count = torch.nn.functional.conv1d(usable.view(1, 1, -1), ring, padding=reach)
-    return (total / count.clamp_min(1)).reshape(energy.shape)
+    near = (total / count.clamp_min(1)).reshape(energy.shape)
+    anywhere = (energy * usable).sum(-1, keepdim=True) / usable.sum().clamp_min(1)
+    return torch.where(count[0] < FEWEST, anywhere, near)
 
 
 def steps(difference: Tensor, layout: Layout) -> list[Step] | str:
     """The worst step of each image (N, C, H, W, grey levels), or the reason why none can be told from noise."""
     axes = [p for p in (profiles(difference, layout, "x"), profiles(difference, layout, "y")) if p.lines.positions]
     looks = sum(len(p.lines.positions) * len(p.spans) for p in axes) * len(KINDS) * len(difference)
+    if not axes or any(each.usable < 2 * FEWEST for each in axes):
+        return "lines lie too dense: there is no place without one to compare with"
     found = []
     for image in range(len(difference)):
         tails = {kind: _tail(axes, kind, image, looks) for kind in KINDS}

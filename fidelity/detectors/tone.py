@@ -42,9 +42,22 @@ class Tone:
     details: dict[str, Any]
 
 
-def cell_size(grid: TileGrid, period: int) -> int:
-    """Pixels along a cell: whole latents, at most CELLS to the longer side."""
-    return period * max(1, -(-max(grid.rows.size, grid.cols.size) // (CELLS * period)))
+def cell_size(grid: TileGrid, period: int, channels: int) -> int:
+    """Pixels along a cell: whole latents, at most CELLS to the longer side, more where the tiles are many."""
+    latents = max(1, -(-max(grid.rows.size, grid.cols.size) // (CELLS * period)))
+    while latents > 1 and grid.rows.size * grid.cols.size < 4 * parameters(grid, channels) * (latents * period) ** 2:
+        latents -= 1
+    return latents * period
+
+
+def parameters(grid: TileGrid, channels: int) -> int:
+    """How many coefficients the fit has: two a tile, a smooth field, a tone curve."""
+    return 2 * grid.count + 6 + 2 * channels
+
+
+def _pool(images: Tensor, cell: int) -> Tensor:
+    """Means over cells, those at the far edges over what there is."""
+    return torch.nn.functional.avg_pool2d(images, cell, ceil_mode=True).double()
 
 
 def tones(difference: Tensor, golden: Tensor, layout: Layout, gained: Tensor | None = None) -> list[Tone] | str:
@@ -53,14 +66,17 @@ def tones(difference: Tensor, golden: Tensor, layout: Layout, gained: Tensor | N
     A tone curve that is the same everywhere may mix all of the golden's channels; a tile's gain is that of its own
     channel of `gained` (default: the golden).
     """
-    cell = cell_size(layout.grid, layout.period)
-    if min(difference.shape[-2:]) // cell < 4:
+    cell = cell_size(layout.grid, layout.period, difference.shape[1])
+    height, width = (-(-size // cell) for size in difference.shape[-2:])
+    if min(height, width) < 4:
         return f"fewer than four cells of {cell} px: a tile's tone cannot be told from a gradient"
-    pool = torch.nn.functional.avg_pool2d
-    cells, curve = pool(difference, cell).double(), pool(golden, cell).double()
-    guide = curve if gained is None else pool(gained, cell).double()
-    height, width = cells.shape[-2:]
-    weights = tile_weights(layout.grid, cell, height, width)
+    if height * width < 2 * parameters(layout.grid, difference.shape[1]):
+        return (
+            f"{layout.grid.count} tiles in {height * width} cells of {cell} px: too small to have a tone of their own"
+        )
+    cells, curve = _pool(difference, cell), _pool(golden, cell)
+    guide = curve if gained is None else _pool(gained, cell)
+    weights = tile_weights(layout.grid, cell)
     tiles = weights.shape[1]
     flat = cells.flatten(2)
     common = _common(curve.flatten(2), height, width)
@@ -135,20 +151,20 @@ def _smooth(height: int, width: int) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def tile_weights(grid: TileGrid, cell: int, height: int, width: int) -> Tensor:
+def tile_weights(grid: TileGrid, cell: int) -> Tensor:
     """Share of each tile in each cell, (cells, tiles): ramps over the blend bands; they add up to 1."""
-    rows, cols = _ramps(grid.rows, cell, height), _ramps(grid.cols, cell, width)
-    return torch.einsum("ya,xb->yxab", rows, cols).reshape(height * width, -1)
+    rows, cols = _ramps(grid.rows, cell), _ramps(grid.cols, cell)
+    return torch.einsum("ya,xb->yxab", rows, cols).reshape(len(rows) * len(cols), -1)
 
 
-def _ramps(axis: TileAxis, cell: int, count: int) -> Tensor:
+def _ramps(axis: TileAxis, cell: int) -> Tensor:
     """Each tile's blend weight along one axis, averaged over cells: (cells, tiles). The ramp is diffusers' i / band."""
-    position = torch.arange(count * cell, dtype=torch.float64)[:, None]
+    position = torch.arange(axis.size, dtype=torch.float64)[:, None]
     starts = torch.tensor(axis.starts, dtype=torch.float64)
     shown = ((position - starts) / max(axis.band, 1)).clamp(0, 1) if axis.band else (position >= starts).double()
     shown[:, 0] = 1
     weights = shown - torch.nn.functional.pad(shown[:, 1:], (0, 1))
-    return weights.view(count, cell, -1).mean(1)
+    return torch.nn.functional.avg_pool1d(weights.mT[None], cell, ceil_mode=True)[0].mT
 
 
 # ---------------------------------------------------------------- the null
@@ -161,9 +177,8 @@ def _shifted(grid: TileGrid, cell: int, height: int, width: int) -> Tensor:
     smooth = _smooth(height, width)
     readers = []
     for _ in range(SHIFTS):
-        rows, cols = _shift(grid.rows, cell, chance), _shift(grid.cols, cell, chance)
-        weights = torch.einsum("ya,xb->yxab", _ramps(rows, cell, height), _ramps(cols, cell, width))
-        weights = weights.reshape(height * width, -1)
+        shifted = TileGrid(_shift(grid.rows, cell, chance), _shift(grid.cols, cell, chance))
+        weights = tile_weights(shifted, cell)
         tiles = weights.shape[1]
         centre = torch.eye(tiles, dtype=torch.float64) - 1 / tiles
         design = torch.cat([smooth, weights @ centre], dim=1)
@@ -172,7 +187,7 @@ def _shifted(grid: TileGrid, cell: int, height: int, width: int) -> Tensor:
         readers.append((inverse @ design.mT)[6:].T @ centre)
     whole = torch.cat(readers, dim=1)
     # the residual has nothing left of what the real grid can explain, so neither may what reads it
-    explained = torch.linalg.qr(torch.cat([smooth, tile_weights(grid, cell, height, width)[:, 1:]], dim=1)).Q
+    explained = torch.linalg.qr(torch.cat([smooth, tile_weights(grid, cell)[:, 1:]], dim=1)).Q
     return whole - explained @ (explained.mT @ whole)
 
 

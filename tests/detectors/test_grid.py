@@ -83,3 +83,23 @@ def test_a_picture_of_two_tiles_and_few_latents_says_that_it_cannot_tell():
     found = p.measure("tile_step", golden + 0.01, golden, tiles, tile=2)
     assert found.value is None
     assert "too few" in found.reason
+
+
+def test_lines_on_every_latent_leave_nothing_to_compare_with():
+    tiles = p.grid(1 / 3, size=(48, 296), tile=2)
+    golden = p.golden(size=(48, 296))
+    found = p.measure("tile_step", p.noise(golden, 3.0), golden, tiles, tile=2)
+    assert found.value is None
+    assert found.reason
+
+
+@pytest.mark.parametrize("name", ["tile_tone", "tile_chroma"])
+@pytest.mark.parametrize(
+    ("size", "tile", "overlap"), [((264, 200), 24, 0.5), ((160, 296), 12, 0.75), ((264, 264), 3, 0.25)]
+)
+def test_cells_that_do_not_divide_the_picture(name, size, tile, overlap):
+    golden = p.golden(3, size=size)
+    found = p.measure(name, p.noise(golden, 0.3), golden, p.grid(overlap, size, tile), tile=tile)
+    assert found.value is None or found.value < 0.3
+    assert found.value is not None or found.reason
+    to_json(found)
