@@ -91,7 +91,10 @@ class Album:
             return {"missing": f"{name} is not a PNG"}
         digest = hashlib.blake2b(data, digest_size=12).hexdigest()
         if digest not in self.embedded:
-            text = base64.b64encode(_webp(data)).decode()
+            try:
+                text = base64.b64encode(_webp(data)).decode()
+            except (OSError, SyntaxError, ValueError) as error:  # what Pillow says of a damaged file
+                return {"missing": f"{name} is damaged: {error}"}
             if len(text) > self.left:
                 return {"missing": f"{name} was left out to keep this file small; it lies beside the report"}
             self.left -= len(text)

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json as plain_json
 import os
+import random
 import re
 import time
 import xml.etree.ElementTree as XML
@@ -610,20 +611,22 @@ def test_missing_foreign_and_damaged_pictures_are_named(tmp_path):
     inside = tmp_path / "run"
     inside.mkdir()
     (inside / "text.png").write_text("no picture")
-    (inside / "good.png").write_bytes(html.PNG + b"1")
+    (inside / "cut.png").write_bytes(html.PNG + b"1")
+    Image.new("RGB", (2, 2)).save(inside / "good.png")
     album = html.Album(inside)
     assert "cannot be read" in album.add("gone.png")["missing"]
     assert "outside" in album.add("../secret.png")["missing"]
     assert "outside" in album.add(str(tmp_path / "secret.png"))["missing"]
     assert "not a PNG" in album.add("text.png")["missing"]
+    assert "damaged" in album.add("cut.png")["missing"]
     assert "missing" in album.add("nul\0.png")
     assert "digest" in album.add("good.png")
     assert len(album.embedded) == 1
 
 
 def test_stored_difference_is_embedded_only_where_it_cannot_be_computed(tmp_path):
-    for name in ("g", "c", "d"):
-        (tmp_path / f"{name}.png").write_bytes(html.PNG + name.encode())
+    for grey, name in enumerate("gcd"):
+        Image.new("L", (2, 2), grey).save(tmp_path / f"{name}.png")
     stored = {"golden": ("g.png",), "candidate": ("c.png",), "difference": ("d.png",)}
     whole, broken = html.Album(tmp_path), html.Album(tmp_path)
     assert "difference" not in html._detail(sample.judged(images=stored), whole)["images"]
@@ -634,8 +637,9 @@ def test_stored_difference_is_embedded_only_where_it_cannot_be_computed(tmp_path
 
 def test_budget_leaves_out_the_least_interesting_pictures(tmp_path):
     for place in range(4):
-        (tmp_path / f"{place}.png").write_bytes(html.PNG + bytes(1000) + str(place).encode())
-    album = html.Album(tmp_path, budget=3000)
+        noise = random.Random(place).randbytes(32 * 32 * 3)  # about 4 KiB of base64, whatever packs it
+        Image.frombytes("RGB", (32, 32), noise).save(tmp_path / f"{place}.png")
+    album = html.Album(tmp_path, budget=10_000)
     found = [album.add(f"{place}.png") for place in (0, 1, 2, 0)]
     assert ["digest" in item for item in found] == [True, True, False, True]
     assert "left out" in found[2]["missing"]
