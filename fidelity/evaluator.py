@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fidelity import gates, golden, images, naming, oracles
+from fidelity import checks, gates, golden, images, naming, oracles
 from fidelity import latents as latents_
 from fidelity.detectors import seam_family
 from fidelity.environment import environment_class
@@ -21,8 +21,19 @@ from fidelity.errors import EvaluationError, LatentsError
 from fidelity.golden import Golden
 from fidelity.lazy import torch
 from fidelity.optimizations import state, witness
-from fidelity.records import DTYPES, Case, CaseResult, Decoded, DecodePlan, Measurement, Model, Reason, Reference
-from fidelity.registry import DETECTORS, METRICS, Instrument
+from fidelity.records import (
+    DTYPES,
+    Case,
+    CaseResult,
+    Decoded,
+    DecodePlan,
+    Measurement,
+    MemoryTrace,
+    Model,
+    Reason,
+    Reference,
+)
+from fidelity.registry import CHECKS, DETECTORS, METRICS, Check, Instrument
 from fidelity.runner import Runner
 
 if TYPE_CHECKING:
@@ -32,6 +43,7 @@ if TYPE_CHECKING:
     from fidelity.runner import Decode
 
 REFERENCE_PLAN = DecodePlan()
+UNTRACED = "a check compares decodes; it measures no memory"
 DRIFT_LIMIT_SAME = 1e-3
 """Grey levels RMSE, fp32, in the golden's own environment class: a repeated decode gives the same bits there, and
 another thread count moves it by 2e-4."""
@@ -62,6 +74,7 @@ class Evaluator:
         self._runners: dict[str, Runner] = {}
         self._golden: tuple[tuple[str, str], Golden] | None = None
         self._oracle: tuple[str, Tensor] | None = None
+        self._latents: tuple[tuple[str, str], Tensor] | None = None
         self._plain_peaks: dict[tuple[str, bool], int | None] = {}
         self._measured: dict[tuple[str, ...], tuple[dict[str, Measurement], dict[str, tuple[str, ...]]]] = {}
 
@@ -168,12 +181,44 @@ class Evaluator:
         """Decode and judge one case. What a decode raises becomes an `error` with `crash`; GoldenError passes."""
         if case.not_applicable:
             return result_of(case, "not_applicable", (Reason("not_applicable", case.not_applicable),))
+        if case.check is not None:
+            return self._check(case, CHECKS.get(case.check))
         stored = self.golden(case.model, case.latents)
         try:
             decoded = self.runner(case.model).decode(stored.latents, case.plan, decode=decode)
         except Exception as error:  # a decode may raise anything; its kind and words are the evidence
             return self._finish(case, "error", (crash(error),))
         return self.judge(case, stored, decoded, by_somebody_else=decode is not None)
+
+    def _check(self, case: Case, check: Check) -> CaseResult:
+        """Judge a case by its metamorphic check, on latents made anew: no golden has a part in it."""
+        runner = self.runner(case.model)
+        subject, start = checks.Subject(runner), time.perf_counter()
+        try:
+            candidate, expected = check.function(subject, self._fresh_latents(case), case.plan)
+        except Exception as error:  # a check decodes, and a decode may raise anything
+            runner.reload()
+            reason = Reason("check", str(error)) if isinstance(error, EvaluationError) else crash(error)
+            return self._finish(case, "error", (reason,))
+        receipts = {**subject.receipts, "state": runner.restore()}
+        decoded = Decoded(candidate, {"check": time.perf_counter() - start}, receipts, MemoryTrace(reason=UNTRACED))
+        reasons = list(gates.receipt_reasons(receipts, case.plan.settings))
+        unlike = checks.shape_reason(check, candidate, expected)
+        if unlike is not None:
+            return self._finish(case, "fail", (*reasons, unlike), decoded)
+        data_range = self.models[case.model].data_range
+        found = checks.measure(check, candidate, expected, data_range)
+        reasons += gates.judge(found, case.limits, instruments={checks.NAME: check.diagnosis})
+        pictures = {}
+        if self.folder and checks.in_grey_levels(check) and not found[checks.NAME].exact:
+            pictures = images.save(candidate, expected, data_range, self.folder)
+        return self._finish(case, gates.verdict(reasons), tuple(reasons), decoded, found, pictures)
+
+    def _fresh_latents(self, case: Case) -> Tensor:
+        key = (case.model, case.latents)
+        if self._latents is None or self._latents[0] != key:
+            self._latents = (key, self.make_latents(*key))
+        return self._latents[1]
 
     def judge(self, case: Case, stored: Golden, decoded: Decoded, *, by_somebody_else: bool = False) -> CaseResult:
         """Measure a decode against its golden, and against its oracle if it is the model's own; gate it."""
@@ -274,7 +319,9 @@ class Evaluator:
         limit = self._plain_peaks[key]
         if limit is None or peak < limit:
             return []
-        said = f"the peak is {peak / 2**20:.1f} MiB, without tiles and slices {limit / 2**20:.1f} MiB: nothing was saved"
+        said = (
+            f"the peak is {peak / 2**20:.1f} MiB, without tiles and slices {limit / 2**20:.1f} MiB: nothing was saved"
+        )
         return [Reason("memory", said, peak, limit, "bytes", ("memory",))]
 
     def _against_oracle(self, plan: DecodePlan, stored: Golden, decoded: Decoded) -> Measurement:
@@ -371,6 +418,7 @@ def result_of(case: Case, verdict: Any, reasons: tuple[Reason, ...], suite_path:
         reasons=reasons,
         diagnosis=named,
         limits=case.limits,
+        check=case.check,
         reproduce=f"fidelity run {shlex.quote(suite_path)} --case {shlex.quote(case.id)}",
     )
 
