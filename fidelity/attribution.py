@@ -114,10 +114,10 @@ def _effects(model: str, name: str, axes: tuple[str, ...], table: Mapping[Settin
     for place, axis in enumerate(axes):
         against, values = _values(axes, table, place)
         gaps: dict[str, list[float]] = defaultdict(list)
-        for key, value in table.items():
+        for key, figure in table.items():
             twin = table.get(_with(key, place, against))
             if key[place] != against and twin is not None:
-                gaps[key[place]].append(value - twin)
+                gaps[key[place]].append(figure - twin)
         for value in values:
             if gaps[value]:
                 yield Effect(model, name, UNITS[name], axis, value, against, *_summary(gaps[value]))

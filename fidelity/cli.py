@@ -308,6 +308,39 @@ def golden_prune(path: Path, plugins: tuple[str, ...]) -> int:
     return 0
 
 
+@cli.command()
+@click.argument("path", metavar="SUITE", type=click.Path(path_type=Path))
+@click.option("--factor", type=float, default=1.5, show_default=True, help="Limit over the worst that was measured.")
+@click.option("--json", "as_json", is_flag=True, help="Print every figure as one JSON list instead.")
+@case_option
+@device_option
+@model_option
+@plugin_option
+def calibrate(path: Path, factor: float, as_json: bool, glob: str | None, device: str, model: str | None,
+              plugins: tuple[str, ...]) -> int:  # fmt: skip
+    """Measure the noise floor of each model and dtype of SUITE, and propose limits as TOML."""
+    from datetime import date
+
+    from fidelity import calibrate as calibrate_
+    from fidelity import suite as suite_
+    from fidelity.environment import environment_class, make_deterministic
+    from fidelity.records import to_json
+
+    loaded, options = _suite_and_options(path, device, model, plugins)
+    loaded = suite_.select(loaded, glob) if glob else loaded
+    calibrate_.refuse_factor(factor)
+    rows = calibrate_.calibrate(loaded, options)
+    if as_json:
+        click.echo(to_json(rows).decode())
+        return 0
+    make_deterministic(1)  # as the worker was, so that the class is the worker's
+    where = f"{loaded.name} on {environment_class(device)}"
+    for line in [*calibrate_.table(rows), "", *calibrate_.proposal(rows, factor=factor, today=date.today(),
+                                                                    environment=where)]:  # fmt: skip
+        click.echo(line)
+    return 0
+
+
 def _suite_and_options(
     path: Path, device: str, model: str | None, plugins: tuple[str, ...], jobs: int | None = None
 ) -> tuple[Suite, Options]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fidelity import checks, gates, golden, images, naming, oracles
+from fidelity import checks, gates, golden, images, naming, noise, oracles
 from fidelity import latents as latents_
 from fidelity.detectors import seam_family
 from fidelity.environment import environment_class
@@ -22,7 +22,6 @@ from fidelity.golden import Golden
 from fidelity.lazy import torch
 from fidelity.optimizations import state, witness
 from fidelity.records import (
-    DTYPES,
     Case,
     CaseResult,
     Decoded,
@@ -31,6 +30,7 @@ from fidelity.records import (
     MemoryTrace,
     Model,
     Reason,
+    Receipts,
     Reference,
 )
 from fidelity.registry import CHECKS, DETECTORS, METRICS, Check, Instrument
@@ -75,6 +75,7 @@ class Evaluator:
         self._golden: tuple[tuple[str, str], Golden] | None = None
         self._oracle: tuple[str, Tensor] | None = None
         self._latents: tuple[tuple[str, str], Tensor] | None = None
+        self._plain_costs: dict[DecodePlan, dict[str, gates.Plain]] = {}
         self._plain_peaks: dict[tuple[str, bool], int | None] = {}
         self._measured: dict[tuple[str, ...], tuple[dict[str, Measurement], dict[str, tuple[str, ...]]]] = {}
 
@@ -95,6 +96,7 @@ class Evaluator:
             self._golden = self._oracle = None  # one at a time
             self._measured.clear()
             self._plain_peaks.clear()
+            self._plain_costs.clear()
             loaded = golden.load(self.root, model, latents, weights_digest=self.weights_digest(model))
             self._golden = ((model, latents), loaded)
         return self._golden[1]
@@ -152,28 +154,34 @@ class Evaluator:
             drift=drift, ok=False, reason=reason, recorded=recorded, diagnosis=gates.diagnosis(why), **about
         )
 
-    def noise_floors(self, model: str, latents: str) -> dict[str, dict[str, float]]:
-        """How far each measurement moves, by dtype, when nothing but rounding changes: one thread, then two.
+    def noise_floors(
+        self, model: str, latents: str, plans: tuple[DecodePlan, ...], conditions: tuple[str, ...]
+    ) -> tuple[noise.Noise, ...]:
+        """How far each plain plan moves when only rounding changes, by condition. Raises what a decode raises."""
+        stored, data_range = self.golden(model, latents), self.models[model].data_range
 
-        One plan without options a dtype; whichever measurement is not finite has no floor, and so is never gated.
-        """
-        stored, runner = self.golden(model, latents), self.runner(model)
-        before = torch.get_num_threads()
-        floors: dict[str, dict[str, float]] = {}
-        for dtype in DTYPES:
-            plan, values = DecodePlan(dtype=dtype), []
-            for threads in (1, 2):
-                torch.set_num_threads(threads)
-                decoded = runner.decode(stored.latents, plan, trace=False)
-                values.append(measure(decoded, stored.sample, plan, self.models[model].data_range))
-            torch.set_num_threads(before)
-            pairs = {name: (one.value, values[1][name].value) for name, one in values[0].items()}
-            floors[dtype] = {
-                name: abs(first - second)
-                for name, (first, second) in pairs.items()
-                if first is not None and second is not None
-            }
-        return floors
+        def measured(candidate: Tensor, reference: Tensor, plan: DecodePlan) -> dict[str, Measurement]:
+            return measure(candidate, reference, plan, {}, data_range)
+
+        runner = self.runner(model)
+        return tuple(noise.measure_noise(runner, stored.latents, stored.sample, plans, conditions, measured))
+
+    def _plain(self, case: Case, stored: Golden, decoded: Decoded) -> dict[str, gates.Plain]:
+        """What the plain full decode of the case's dtype and upcast costs, with its noise floor; measured once."""
+        plan = DecodePlan(dtype=case.plan.dtype, force_upcast=case.plan.force_upcast)
+        if plan not in self._plain_costs:
+            start = time.perf_counter()
+            try:
+                found = self.noise_floors(case.model, case.latents, (plan,), (noise.PLAIN, noise.THREADS))
+            except Exception as error:  # a decode may raise anything; without it nothing can be held to its cost
+                said = f"{type(error).__name__}: {first_line(error)}"
+                costs = {name: gates.Plain(None, None, said) for name in case.limits}
+            else:
+                moved = noise.floors(found)[plan.dtype]
+                costs = {name: gates.Plain(value, moved.get(name)) for name, value in found[0].moved.items()}
+            self._plain_costs[plan] = costs
+            decoded.seconds["plain"] = time.perf_counter() - start
+        return self._plain_costs[plan]
 
     # ------------------------------------------------------------ a case
 
@@ -239,7 +247,9 @@ class Evaluator:
             measurements = {**measurements, oracles.NAME: self._against_oracle(case.plan, stored, decoded)}
             limits.setdefault(oracles.NAME, oracles.LIMIT)
             case = msgspec.structs.replace(case, limits=limits)
-        reasons += gates.judge(measurements, limits, instruments=blame())
+        held = any(limit.times_plain is not None for limit in limits.values())
+        plain = self._plain(case, stored, decoded) if held else {}
+        reasons += gates.judge(measurements, limits, instruments=blame(), plain=plain)
         approved = golden.approved_for(stored, environment_class(self.device), case.plan)
         if approved and self.gate_regressions:
             reasons += gates.regressions(measurements, approved.values, approved.floors)
@@ -257,7 +267,7 @@ class Evaluator:
         key = (latents_.digest(decoded.sample), str(case.plan.tiling), str(case.plan.temporal))
         if key not in self._measured:
             data_range = self.models[case.model].data_range
-            measurements = measure(decoded, stored.sample, case.plan, data_range)
+            measurements = measure(decoded.sample, stored.sample, case.plan, decoded.receipts, data_range)
             pictures = images.save(decoded.sample, stored.sample, data_range, self.folder) if self.folder else {}
             self._measured[key] = (measurements, pictures)
         return self._measured[key]
@@ -363,17 +373,17 @@ def blame() -> dict[str, tuple[str, ...]]:
 
 
 def measure(
-    decoded: Decoded, reference: Tensor, plan: DecodePlan, data_range: tuple[float, float]
+    candidate: Tensor, reference: Tensor, plan: DecodePlan, receipts: Receipts, data_range: tuple[float, float]
 ) -> dict[str, Measurement]:
     """Every metric, every detector that this plan has something for, and the worst of the seam family.
 
     Raises EvaluationError if an instrument may not be trusted or raises.
     """
-    context = {"plan": plan, "receipts": decoded.receipts, "data_range": data_range}
+    context = {"plan": plan, "receipts": receipts, "data_range": data_range}
     found: dict[str, Measurement] = {}
     for name, instrument in [*METRICS.items(), *DETECTORS.items()]:
         if instrument.needs is None or plan.settings.get(instrument.needs):
-            found[name] = _apply(instrument, decoded.sample, reference, context)
+            found[name] = _apply(instrument, candidate, reference, context)
     worst = seam_family(found)
     return found if worst is None else {**found, worst.name: worst}
 

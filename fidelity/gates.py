@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct
 
 from fidelity.records import DIAGNOSES, Case, Limit, Measurement, Reason, Receipts, VerdictName
 
@@ -20,11 +23,21 @@ PRECISION_RECEIPTS = ("dtype", "precision", "force_upcast")
 # ---------------------------------------------------------------- limits
 
 
+class Plain(Struct, frozen=True):
+    """What the plain full decode of the same dtype and upcast costs in one measurement, and its noise floor."""
+
+    value: float | None
+    floor: float | None
+    reason: str | None = None
+    """Why it could not be measured."""
+
+
 def judge(
     measurements: Mapping[str, Measurement],
     limits: Mapping[str, Limit],
     *,
     instruments: Mapping[str, tuple[str, ...]],
+    plain: Mapping[str, Plain] = MappingProxyType({}),
 ) -> tuple[Reason, ...]:
     """Hold measurements against limits; a value equal to its limit passes.
 
@@ -41,6 +54,7 @@ def judge(
     reasons: list[Reason] = []
     for name, limit in limits.items():
         reasons += _held(name, measurements.get(name), limit, instruments.get(name, ()))
+        reasons += _upper(name, measurements.get(name), limit, plain.get(name), instruments.get(name, ()))
     return tuple(reasons)
 
 
@@ -80,6 +94,26 @@ def _bounded(
     relation = "above" if word == "max" else "below"
     message = f"{name} is {value:.4g} {found.unit}".rstrip() + f", {relation} the limit {bound:g}{_place(found)}"
     return Reason(name, f"{message} ({limit.origin})", value, bound, found.unit, diagnosis)
+
+
+def _upper(
+    name: str, found: Measurement | None, limit: Limit, plain: Plain | None, diagnosis: tuple[str, ...]
+) -> list[Reason]:
+    """The upper rule: at most `times_plain` × what the plain decode costs, plus the floor."""
+    times = limit.times_plain
+    if times is None or found is None or not _finite(found.value):
+        return []  # what was not measured is a reason already, by the limit that stands beside
+    if plain is None or not _finite(plain.value) or not _finite(plain.floor) or not times > 0:
+        why = (plain.reason if plain else None) or f"its {name} or the noise floor of it was not measured"
+        said = f"{name} cannot be held to {times:g} × the plain decode of the same dtype: {why}"
+        return [Reason(name, said, limit=limit.max if limit.max is not None else times, unit=found.unit)]
+    value: float = found.value  # type: ignore[assignment]
+    bound: float = times * plain.value + plain.floor  # type: ignore[operator]
+    if value <= bound:
+        return []
+    sum_ = f"{times:g} × {plain.value:.4g} of the plain decode of the same dtype + noise floor {plain.floor:.2g}"
+    said = f"{name} is {value:.4g} {found.unit}".rstrip() + f", above {bound:.4g}, which is {sum_}{_place(found)}"
+    return [Reason(name, f"{said} ({limit.origin})", value, bound, found.unit, diagnosis)]
 
 
 def _finite(value: float | None) -> bool:

@@ -7,7 +7,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-from fidelity import golden
+from fidelity import golden, noise
 from fidelity.errors import EvaluationError, GoldenError, WorkerDied
 from fidelity.pool import Pool
 from fidelity.records import Reference, RunResult
@@ -32,7 +32,7 @@ def record(suite: Suite, options: Options) -> list[Key]:
             f"nothing to record: all {len(keys(suite))} goldens of {suite.name} exist; "
             f"fidelity golden approve {suite.path} --reason … replaces those that moved"
         )
-    _ask(suite, options, [Hold(*key, record=True) for key in missing])
+    ask(suite, options, [Hold(*key, record=True) for key in missing])
     return missing
 
 
@@ -40,7 +40,7 @@ def verify(suite: Suite, options: Options, *, filtered: bool = False) -> tuple[l
     """Decode every reference again; returns them, and the goldens that nobody uses (unless `filtered`)."""
     for key in keys(suite):
         golden.check(suite.golden, *key, suite=str(suite.path))
-    replies = _ask(suite, options, [Hold(*key) for key in keys(suite)])
+    replies = ask(suite, options, [Hold(*key) for key in keys(suite)])
     return [reply.reference for reply in replies if isinstance(reply, Held)], [] if filtered else unused(suite)
 
 
@@ -66,11 +66,11 @@ def approve(suite: Suite, options: Options, *, reason: str, progress: Progress =
     """
     needed = keys(suite)
     moved = [Hold(*key, record=True, replace=True) for key in needed if not _is_sound(suite, key)]
-    _ask(suite, options, moved)
-    held = _ask(suite, options, [Hold(*key) for key in needed])
+    ask(suite, options, moved)
+    held = ask(suite, options, [Hold(*key) for key in needed])
     drifted = [reply.reference for reply in held if isinstance(reply, Held) and not reply.reference.ok]
     renewed = [Hold(one.model, one.latents, record=True, replace=True) for one in drifted]
-    _ask(suite, options, renewed)
+    ask(suite, options, renewed)
     floors = _floors(suite, options, needed)
     with tempfile.TemporaryDirectory(prefix="fidelity-") as folder:
         result = execute(suite, Path(folder), dataclasses.replace(options, gate_regressions=False), progress=progress)
@@ -88,8 +88,8 @@ def _is_sound(suite: Suite, key: Key) -> bool:
 
 def _floors(suite: Suite, options: Options, needed: list[Key]) -> dict[Key, dict[str, dict[str, float]]]:
     tasks = [Floors(*key) for key in needed]
-    replies = [reply for reply in _ask(suite, options, tasks) if isinstance(reply, Floored)]
-    return {(task.model, task.latents): reply.floors for task, reply in zip(tasks, replies, strict=True)}
+    replies = [reply for reply in ask(suite, options, tasks) if isinstance(reply, Floored)]
+    return {(task.model, task.latents): noise.floors(reply.noise) for task, reply in zip(tasks, replies, strict=True)}
 
 
 def _store(suite: Suite, result: RunResult, floors: dict[Key, dict[str, dict[str, float]]], reason: str) -> None:
@@ -103,7 +103,7 @@ def _store(suite: Suite, result: RunResult, floors: dict[Key, dict[str, dict[str
                        environment_class=result.environment["class"], reason=reason)  # fmt: skip
 
 
-def _ask(suite: Suite, options: Options, tasks: list[Hold] | list[Floors]) -> list[Reply]:
+def ask(suite: Suite, options: Options, tasks: list[Hold] | list[Floors]) -> list[Reply]:
     """All replies, in the order of the tasks. Raises what a worker refuses, and WorkerDied."""
     answers: dict[int, Reply] = {}
 

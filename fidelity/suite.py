@@ -165,7 +165,7 @@ def _id(cell: Cell) -> str:
 def _substituted(cells: dict[str, Cell], name: str) -> dict[str, Cell]:
     if any(cell[0] == name for cell in cells.values()):
         return cells
-    renamed: list[Cell] = [(name, *rest) for _, *rest in cells.values()]
+    renamed = [(name, latents, plan, check) for _, latents, plan, check in cells.values()]
     return {_id(cell): cell for cell in renamed}
 
 

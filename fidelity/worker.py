@@ -16,8 +16,9 @@ from typing import Any, BinaryIO
 import msgspec
 from msgspec import Struct
 
+from fidelity import noise
 from fidelity.errors import FidelityError, RequestError
-from fidelity.records import Case, CaseResult, Reference
+from fidelity.records import Case, CaseResult, DecodePlan, Reference
 
 
 class Setup(Struct, frozen=True, tag="setup"):
@@ -51,10 +52,12 @@ class Judge(Struct, frozen=True, tag="judge"):
 
 
 class Floors(Struct, frozen=True, tag="floors"):
-    """Measure the noise floor of each dtype on these latents."""
+    """Measure how far each of these plain plans moves on these latents, under each condition."""
 
     model: str
     latents: str
+    plans: tuple[DecodePlan, ...] = noise.PLAIN_PLANS
+    conditions: tuple[str, ...] = (noise.THREADS,)
 
 
 class Ready(Struct, frozen=True, tag="ready"):
@@ -70,7 +73,7 @@ class Judged(Struct, frozen=True, tag="judged"):
 
 
 class Floored(Struct, frozen=True, tag="floored"):
-    floors: dict[str, dict[str, float]]
+    noise: tuple[noise.Noise, ...]
 
 
 class Refused(Struct, frozen=True, tag="refused"):
@@ -149,8 +152,8 @@ def _answer(bench: Any, task: Task) -> Iterator[Reply]:
         case Judge(cases):
             for one in cases:
                 yield Judged(bench.case(one))
-        case Floors(model, latents):
-            yield Floored(bench.noise_floors(model, latents))
+        case Floors(model, latents, plans, conditions):
+            yield Floored(bench.noise_floors(model, latents, plans, conditions))
 
 
 def main() -> None:

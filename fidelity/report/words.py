@@ -209,11 +209,12 @@ def duration(span: float | None) -> str:
 
 
 def limit(bound: Limit | None) -> str:
-    """`≤ 4` or `≥ 0.95`, both where both are set."""
+    """`≤ 4` or `≥ 0.95`, both where both are set; `≤ 4, ≤ 3 × plain` with the upper rule."""
     if bound is None:
         return ""
     parts = [f"≥ {bound.min:g}"] if bound.min is not None else []
     parts += [f"≤ {bound.max:g}"] if bound.max is not None else []
+    parts += [f"≤ {bound.times_plain:g} × plain"] if bound.times_plain is not None else []
     return ", ".join(parts)
 
 
