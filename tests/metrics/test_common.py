@@ -173,3 +173,16 @@ def test_importing_the_metrics_imports_nothing_heavy():
 
 def test_fidelity_metrics_exports_its_modules():
     assert set(fidelity.metrics.__all__) == {"color", "numeric", "perceptual", "structural"}
+
+
+def test_inference_tensors_and_gradients_are_measured_alike():
+    golden = picture(**SIZE)
+    candidate = noisy(golden)
+    with torch.inference_mode():
+        inferred = candidate.clone(), golden.clone()
+    for name in ("rmse", "ssim", "lpips_alex", "delta_e_mean"):
+        want = measure(name, candidate, golden).value
+        assert measure(name, *inferred).value == pytest.approx(want)
+        assert measure(name, candidate.clone().requires_grad_(), golden).value == pytest.approx(want)
+        with torch.inference_mode():
+            assert measure(name, candidate.clone(), golden).value == pytest.approx(want)
