@@ -36,13 +36,7 @@ def ssim(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Measure
     if min(candidate.shape[-2:]) < WINDOW:
         return pair.summarise([None] * pair.count, "higher", reason=f"smaller than the window of {WINDOW} px")
 
-    def similarity(images: Sequence[int]) -> list[float]:
-        own = pair.recall("ssim", lambda: _moments(pair.unit(pair.golden, range(pair.count))))
-        other = [moment if len(images) == pair.count else moment[list(images)] for moment in own]
-        whole, _ = _ssim(pair.unit(pair.candidate, images), *other)
-        return whole.tolist()
-
-    return pair.measure(similarity, "higher")
+    return pair.measure(lambda images: _finest(pair, images)[0].tolist(), "higher")
 
 
 @metric("ms_ssim", unit="", better="higher")
@@ -55,12 +49,11 @@ def ms_ssim(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Meas
 
     def similarity(images: Sequence[int]) -> list[float]:
         x, y = pair.unit(pair.candidate, images), pair.unit(pair.golden, images)
-        product = torch.ones(len(images))
-        for scale, weight in enumerate(SCALES):
-            whole, contrast = _ssim(x, *_moments(y))
-            factor = whole if scale == len(SCALES) - 1 else contrast
-            product = product * factor.clamp_min(0) ** weight
+        product = _finest(pair, images)[1].clamp_min(0) ** SCALES[0]
+        for weight in SCALES[1:]:
             x, y = (torch.nn.functional.avg_pool2d(side, 2) for side in (x, y))
+            whole, contrast = _ssim(x, *_moments(y))
+            product = product * (contrast if weight != SCALES[-1] else whole).clamp_min(0) ** weight
         return product.tolist()
 
     return pair.measure(similarity, "higher")
@@ -108,11 +101,22 @@ def banding(candidate: Tensor, golden: Tensor, *, data_range: DataRange) -> Meas
 
 def _detail(images: Tensor) -> Tensor:
     inner = images[..., DETAIL // 2 : -(DETAIL // 2), DETAIL // 2 : -(DETAIL // 2)]
-    return inner - torch.nn.functional.avg_pool2d(images, DETAIL, 1)
+    return inner - _filter(images, [1 / DETAIL] * DETAIL)
 
 
 def _slopes(images: Tensor) -> Tensor:
     return (images[..., 1:] - images[..., :-1]).abs() * GREY_LEVELS
+
+
+def _finest(pair: Pair, images: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """`_ssim` at full size, once a pair; what is the golden's alone, once a golden."""
+
+    def compare() -> tuple[Tensor, Tensor]:
+        own = pair.recall("ssim", lambda: _moments(pair.unit(pair.golden, range(pair.count))))
+        other = [moment if len(images) == pair.count else moment[list(images)] for moment in own]
+        return _ssim(pair.unit(pair.candidate, images), *other)
+
+    return pair.recall_both("ssim", compare)
 
 
 def _moments(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,14 +135,17 @@ def _ssim(x: Tensor, y: Tensor, mean_y: Tensor, square_y: Tensor) -> tuple[Tenso
 
 
 def _blur(images: Tensor) -> Tensor:
-    """Gaussian window, valid part only, one axis after the other (shifts: 25 times faster than conv2d at 512²)."""
-    height, width = images.shape[-2:]
     weights = [math.exp(-((i - WINDOW // 2) ** 2) / (2 * SIGMA**2)) for i in range(WINDOW)]
-    weights = [weight / sum(weights) for weight in weights]
-    down = images[..., : height - WINDOW + 1, :] * weights[0]
-    for i in range(1, WINDOW):
-        down.add_(images[..., i : height - WINDOW + 1 + i, :], alpha=weights[i])
-    along = down[..., : width - WINDOW + 1] * weights[0]
-    for i in range(1, WINDOW):
-        along.add_(down[..., i : width - WINDOW + 1 + i], alpha=weights[i])
+    return _filter(images, [weight / sum(weights) for weight in weights])
+
+
+def _filter(images: Tensor, weights: Sequence[float]) -> Tensor:
+    """The same weights down and along, valid part only (sums of shifts: 25 times faster than conv2d at 512²)."""
+    height, width = (size - len(weights) + 1 for size in images.shape[-2:])
+    down = images[..., :height, :] * weights[0]
+    for i, weight in enumerate(weights[1:], 1):
+        down.add_(images[..., i : height + i, :], alpha=weight)
+    along = down[..., :width] * weights[0]
+    for i, weight in enumerate(weights[1:], 1):
+        along.add_(down[..., i : width + i], alpha=weight)
     return along

@@ -163,6 +163,7 @@ def test_a_ghost_of_the_neighbour(video):
     assert "frame 4 holds 30% of frame 3" in dict(found)["ghost"]
 
 
+@pytest.mark.slow
 def test_an_honest_video_has_no_cause(video):
     candidate = p.noise(video.transpose(1, 2)[0], 0.5).transpose(0, 1)[None]
     assert named(candidate, video) == []

@@ -35,6 +35,7 @@ def test_ssim_below_its_window_says_so():
     assert "11 px" in result.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amount", [0.01, 0.2])
 def test_ms_ssim_against_torchmetrics(amount):
     from torchmetrics.functional.image import multiscale_structural_similarity_index_measure as reference
