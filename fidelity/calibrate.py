@@ -70,7 +70,7 @@ def _plains(suite: Suite, model: str, latents: str) -> tuple[DecodePlan, ...]:
 def table(rows: Iterable[Row]) -> list[str]:
     """Lines for people: by model, plain plan and condition, the worst over all latents and the latents that it was."""
     rows = list(rows)
-    head = ["model", "plain decode", "condition", "rmse", "max_abs", *(f"Δ {name}" for name in PROPOSED), "worst on"]
+    head = ["model", "plain decode", "condition", "rmse", "max_abs", *(f"Δ {name}" for name in PROPOSED), "latents"]
     lines = [head]
     for model, plan, condition in dict.fromkeys((row.model, row.noise.plan, row.noise.condition) for row in rows):
         mine = [row for row in rows if (row.model, row.noise.plan, row.noise.condition) == (model, plan, condition)]
@@ -78,15 +78,19 @@ def table(rows: Iterable[Row]) -> list[str]:
         figures = [_figure(worst.noise.rmse), _figure(worst.noise.max_abs)]
         moved = [_figure(_worst(mine, name, condition)) for name in PROPOSED]
         lines.append([model, _name(plan), condition, *figures, *moved, worst.latents])
+    note = (
+        "rmse and max_abs in grey levels between the two decodes; Δ: how far a measurement moves; of plain, its value"
+    )
     widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
     numbers = range(3, len(head) - 1)
-    return [
+    laid = [
         "  ".join(
             cell.rjust(width) if place in numbers else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(line, widths))
         ).rstrip()
         for line in lines
     ]
+    return [*laid, note]
 
 
 def _name(plan: DecodePlan) -> str:
@@ -140,7 +144,7 @@ def refuse_factor(factor: float) -> None:
 def _rule(model: str | None, plan: DecodePlan, rows: list[Row], factor: float, today: date) -> list[str]:
     plain = [row for row in rows if row.noise.condition == PLAIN]
     match = [f'model = "{model}"'] if model else []
-    match += [f'dtype = "{plan.dtype}"', *(["force_upcast = true"] if plan.force_upcast else []), "tiling = false"]
+    match += [f'dtype = "{plan.dtype}"', *_upcast(plan), "tiling = false"]
     if not plain or any(row.noise.rmse is None for row in plain):
         where = ", ".join(row.latents for row in plain if row.noise.rmse is None) or "nothing"
         return [f"# {{ {', '.join(match)} }}: the plain decode is not finite ({where}), so nothing is proposed"]
@@ -149,6 +153,11 @@ def _rule(model: str | None, plan: DecodePlan, rows: list[Row], factor: float, t
     width = max(len("match"), *(len(name) for name in PROPOSED))
     named = [f"{name:<{width}} = {text}" for name, text in limits if text]
     return ["[[limits.where]]", f"{'match':<{width}} = {{ {', '.join(match)} }}", *named]
+
+
+def _upcast(plan: DecodePlan) -> list[str]:
+    """The upcast applies to fp16 alone, and what holds with it does not hold without."""
+    return [f"force_upcast = {str(plan.force_upcast).lower()}"] if plan.dtype == "fp16" else []
 
 
 def _limit(name: str, plan: DecodePlan, plain: list[Row], noise: float, factor: float, today: date) -> str | None:

@@ -51,7 +51,8 @@ def render(run: RunResult, folder: Path) -> str:
         vendor=Markup(vendor),
         app=Markup(app),
         data=_data({"cases": [_row(case) for case in ordered], "plans": _plans(summaries), "kinds": _kinds(),
-                    "main": words.MAIN, "yardsticks": _yardsticks(run), "axes": _axes(run)}),
+                    "main": words.MAIN, "yardsticks": _yardsticks(run), "axes": _axes(run),
+                    "attribution": run.attribution}),
         details=[_data(detail) for detail in details],
         pictures=album.embedded,
         summaries=summaries,
@@ -133,6 +134,7 @@ def _settings(case: CaseResult) -> dict[str, str]:
         "tiling": "off" if plan.tiling is None else f"tile {plan.tiling.tile}, overlap {plan.tiling.overlap:g}",
         "temporal": "off" if plan.temporal is None else f"tile {plan.temporal.tile}, overlap {plan.temporal.overlap:g}",
         "offload": plan.offload,
+        **({"check": case.check} if case.check else {}),
         **{name: "off" if not setting else "on" if setting is True else str(setting)
            for name, setting in plan.options.items()},
     }  # fmt: skip
@@ -151,7 +153,8 @@ def _row(case: CaseResult) -> dict[str, Any]:
     return {
         "id": case.id,
         "plan": case.plan.id,
-        "words": words.plan(case.plan),
+        "words": words.case(case),
+        "check": case.check,
         "axes": _settings(case),
         "kind": words.kind(case),
         "verdict": case.verdict,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fidelity.records import CaseResult, RunResult
+from fidelity.records import CaseResult, Effect, RunResult
 from fidelity.report import files, plans, words
 
 NAME = "summary.md"
@@ -15,6 +15,7 @@ CEILING = 1_000_000
 MOST_SURPRISES = 25
 MOST_ROWS = 80
 MOST_REASONS = 4
+EFFECTS = ("rmse", "lpips_alex", "tile_seam", "allocated_peak_bytes")
 
 
 def render(run: RunResult) -> str:
@@ -24,6 +25,8 @@ def render(run: RunResult) -> str:
         _surprises(run),
         _recommended(run),
         _costs(run),
+        _checks(run),
+        _effects(run),
         _inapplicable(run),
         _references(run),
         _notes(run),
@@ -119,8 +122,63 @@ def _recommended(run: RunResult) -> list[str]:
     ]
 
 
+def _checks(run: RunResult) -> list[str]:
+    """Metamorphic checks by name: how many held, and the worst difference of each."""
+    found = [case for case in words.judged(run) if case.check is not None]
+    rows = []
+    for name in dict.fromkeys(case.check for case in found if case.check is not None):
+        mine = [case for case in found if case.check == name]
+        held = sum(case.verdict == "pass" for case in mine)
+        measured = [m for case in mine if (m := case.measurements.get("check_max_abs")) is not None]
+        unit = text(measured[0].unit, 40) if measured else ""
+        rows.append([code(name, 60), f"{held} of {len(mine)}", f"{_worst(mine, 'check_max_abs')} {unit}".strip()])
+    if not rows:
+        return []
+    return [
+        "### Checks that need no golden",
+        "",
+        *_table(["check", "held", "worst difference"], rows[:MOST_ROWS], right=2),
+    ]
+
+
+def _effects(run: RunResult) -> list[str]:
+    """What each setting does by itself, and the alarms; interactions are in the report."""
+    stored = run.attribution
+    if stored is None or not stored.effects:
+        return []
+    lines = ["### What each setting does by itself", ""]
+    lines += [f"- ❌ {text(alarm)}" for alarm in stored.alarms[:10]]
+    if len(stored.alarms) > 10:
+        lines.append(f"- … and {len(stored.alarms) - 10} more alarms in `results.json`")
+    if stored.alarms:
+        lines.append("")
+    rows: dict[tuple[str, str, str], dict[str, Effect]] = {}
+    for each in stored.effects:
+        rows.setdefault((each.model, each.axis, each.value), {})[each.measurement] = each
+    shown = [
+        [
+            code(model, 60),
+            text(axis if value == "on" else f"{axis} {value}", 80),
+            *(_effect(found.get(name)) for name in EFFECTS),
+        ]
+        for (model, axis, value), found in rows.items()
+    ]
+    lines += _table(["model", "setting", "RMSE", "LPIPS", "seam", "peak"], shown[:MOST_ROWS], right=4)
+    if len(shown) > MOST_ROWS:
+        lines += ["", f"… and {len(shown) - MOST_ROWS} more in `report.html`."]
+    return [*lines, "", "Mean over all pairs that differ in this setting alone. Interactions: `report.html`."]
+
+
+def _effect(effect: Effect | None) -> str:
+    if effect is None:
+        return "–"
+    amount = abs(effect.mean)
+    shown = words.size(round(amount)) if effect.unit == "bytes" else words.number(amount)
+    return f"{'−' if effect.mean < 0 else '+'}{shown}"
+
+
 def _costs(run: RunResult) -> list[str]:
-    judged = words.judged(run)
+    judged = words.against_golden(words.judged(run))
     if not judged:
         return []
     groups = _groups(judged, per_latents=True)

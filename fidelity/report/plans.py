@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from fidelity.records import CaseResult, DecodePlan, RunResult
 from fidelity.report import words
@@ -48,7 +48,11 @@ class PlanSummary(Struct, frozen=True):
 
 
 def summarize(run: RunResult) -> dict[str, list[PlanSummary]]:
-    """Every judged plan by model, in the order of the run."""
+    """Every plan that was judged against a golden, by model, in the order of the run.
+
+    A plan of which a metamorphic check failed has failed, whatever it costs: the check's name stands beside the
+    latents' among the failed.
+    """
     return {model: _of_model([case for case in run.cases if case.model == model]) for model in _names(run)}
 
 
@@ -68,14 +72,14 @@ def recommend(plans: Sequence[PlanSummary], budget: int | None = None) -> list[P
 
 def yardstick(cases: Sequence[CaseResult]) -> str | None:
     """The latents with the most measured peaks, then the most judged cases; None where nothing was judged."""
-    judged = [case for case in cases if case.verdict != "not_applicable"]
+    judged = [case for case in words.against_golden(cases) if case.verdict != "not_applicable"]
     peaks = Counter(case.latents for case in judged if words.peak(case) is not None)
     numbers = Counter(case.latents for case in judged)
     return max(numbers, key=lambda name: (peaks[name], numbers[name]), default=None)
 
 
 def _names(run: RunResult) -> list[str]:
-    return list(dict.fromkeys(case.model for case in run.cases))
+    return list(dict.fromkeys(case.model for case in words.against_golden(run.cases)))
 
 
 def _cheapest(plan: PlanSummary) -> tuple[float, float, str]:
@@ -88,6 +92,15 @@ def _cheapest(plan: PlanSummary) -> tuple[float, float, str]:
 
 
 def _of_model(cases: list[CaseResult]) -> list[PlanSummary]:
+    broken: dict[str, list[str]] = {}
+    for case in cases:
+        if case.check is not None and case.verdict in ("fail", "error"):
+            broken.setdefault(case.plan.id, []).append(f"{case.latents}~{case.check}")
+    found = _held(words.against_golden(cases))
+    return [structs.replace(each, failed=(*each.failed, *broken.get(each.plan.id, ()))) for each in found]
+
+
+def _held(cases: list[CaseResult]) -> list[PlanSummary]:
     measure = yardstick(cases)
     if measure is None:
         return []

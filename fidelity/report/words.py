@@ -47,6 +47,11 @@ def judged(run: RunResult) -> list[CaseResult]:
     return [case for case in run.cases if case.verdict != "not_applicable"]
 
 
+def against_golden(cases: Iterable[CaseResult]) -> list[CaseResult]:
+    """Those that a golden judges: checks tell nothing of what a plan costs."""
+    return [each for each in cases if each.check is None]
+
+
 def worst_first(cases: Iterable[CaseResult]) -> list[CaseResult]:
     """Errors, surprises and expected failures by how far they are over their limits, then passes by RMSE downwards."""
     return sorted(
@@ -167,6 +172,11 @@ def plan(settings: DecodePlan) -> str:
         if setting:
             parts.append(name if setting is True else f"{name} {setting}")
     return ", ".join(parts)
+
+
+def case(result: CaseResult) -> str:
+    """A case's plan in words, and its check if it is one."""
+    return plan(result.plan) + (f" · check {result.check}" if result.check else "")
 
 
 def number(figure: float | None, measurement: Measurement | None = None) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from fidelity.attribution import attribute
 from fidelity.records import (
     CaseResult,
     DecodePlan,
@@ -66,6 +67,7 @@ def build(folder: Path, *, models: tuple[str, ...] = (MODEL, HOT), latents: tupl
         reference=reference,
         cases=cases,
         notes=("fp16 runs emulated on this CPU: each operator in fp32, its result rounded to fp16.",),
+        attribution=attribute(cases),
     )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ function scale(name, log, floor, all) {
 
 function drawChart() {
   if (typeof Chart === "undefined" || !plot.model) { $("tradeoff").hidden = true; return; }
-  const here = judged.filter((row) => row.axes.model === plot.model && row.axes.latents === plot.latents);
+  const here = judged.filter((row) => row.axes.model === plot.model && row.axes.latents === plot.latents && !row.check);
   const rows = here.filter((row) => typeof row.values[plot.x] === "number" && typeof row.values[plot.y] === "number");
   const floors = { x: floorOf(rows, plot.x, plot.logX), y: floorOf(rows, plot.y, plot.logY) };
   const at = (value, floor) => (floor === null ? value : Math.max(value, floor));

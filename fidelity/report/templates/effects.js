@@ -39,39 +39,60 @@ function profileChart(canvas, values, axis) {
       scales: { x: { type: "linear", ticks, grid: { display: false }, max: values.length }, y: { ticks, grid: { color: colour("line") } } } } });
 }
 
-/** Mean of a figure over all pairs of judged cases that differ in one setting alone: the main effect of that setting. */
-function mainEffects(name) {
-  const rows = judged.filter((row) => typeof row.values[name] === "number");
-  const axes = [...new Set(rows.flatMap((row) => Object.keys(row.axes)))].filter((axis) => axis !== "model" && axis !== "latents");
-  const found = [];
-  for (const axis of axes) {
-    const base = { dtype: "fp32", offload: "none" }[axis] ?? "off";
-    const rest = (row) => JSON.stringify(Object.entries(row.axes).filter(([key]) => key !== axis));
-    const plain = new Map(rows.filter((row) => (row.axes[axis] ?? "off") === base).map((row) => [rest(row), row]));
-    const gaps = new Map();
-    for (const row of rows) {
-      const twin = plain.get(rest(row));
-      const setting = row.axes[axis] ?? "off";
-      if (setting === base || !twin) continue;
-      if (!gaps.has(setting)) gaps.set(setting, []);
-      gaps.get(setting).push(row.values[name] - twin.values[name]);
-    }
-    for (const [setting, list] of gaps) found.push({ label: setting === "on" ? axis : `${axis} ${setting}`, list, mean: list.reduce((sum, gap) => sum + gap, 0) / list.length });
-  }
-  return found;
+const MOST_INTERACTIONS = 12;
+const signed = (name, value) => `${value < 0 ? "−" : "+"}${figure(name === "allocated_peak_bytes" ? "peak" : name, Math.abs(value))}`;
+const named = (axis, value) => (value === "on" ? axis : `${axis} ${value}`);
+
+/** A table of stored effects: what, mean, the range over its pairs, and how many there are. */
+function effectTable(heading, counted, rows) {
+  const head = el("tr", {}, el("th", {}, heading), el("th", { class: "n" }, "mean"), el("th", { class: "n" }, "least … most"), el("th", { class: "n" }, counted));
+  const lines = rows.map(([label, row]) => el("tr", {}, el("td", {}, label), el("td", { class: "n" }, signed(row.measurement, row.mean)),
+    el("td", { class: "n" }, `${signed(row.measurement, row.least)} … ${signed(row.measurement, row.most)}`), el("td", { class: "n" }, String(row.n))));
+  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...lines)));
+}
+
+/** The range of each setting's effect as a bar, and its mean as a point. */
+function effectChart(canvas, rows) {
+  const labels = rows.map(([label]) => label);
+  const ticks = { color: colour("soft") };
+  const grid = { color: colour("line") };
+  return new Chart(canvas, {
+    data: { labels, datasets: [
+      { type: "scatter", data: rows.map(([label, row]) => ({ x: row.mean, y: label })), pointRadius: 5, pointBackgroundColor: colour("accent"), borderColor: colour("accent"), order: 0 },
+      { type: "bar", data: rows.map(([, row]) => [row.least, row.most]), minBarLength: 3, barThickness: 8, backgroundColor: colour("line"), order: 1 },
+    ] },
+    options: { indexAxis: "y", animation: false, maintainAspectRatio: false, plugins: { legend: { display: false }, tooltip: { enabled: false } },
+      scales: { x: { ticks, grid }, y: { type: "category", labels, offset: true, ticks, grid: { display: false } } } },
+  });
 }
 
 function drawEffects() {
   const box = $("effects").querySelector(".effects");
   if (box.childElementCount) return;
-  for (const name of ["rmse", "peak", "seconds"]) {
-    const found = mainEffects(name);
-    if (!found.length) continue;
-    const lines = found.map(({ label, list, mean }) => {
-      const signed = (value) => `${value < 0 ? "−" : "+"}${figure(name, Math.abs(value))}`;
-      return el("tr", {}, el("td", {}, label), el("td", { class: "n" }, signed(mean)), el("td", { class: "n" }, `${signed(Math.min(...list))} … ${signed(Math.max(...list))}`), el("td", { class: "n" }, String(list.length)));
-    });
-    box.append(el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, `${title(name)}${unit(name) ? `, ${unit(name)}` : ""}`), el("th", { class: "n" }, "mean"), el("th", { class: "n" }, "least … most"), el("th", { class: "n" }, "pairs"))), el("tbody", {}, ...lines))));
+  const stored = page.attribution;
+  if (!stored || !stored.effects.length) {
+    box.append(el("p", { class: "note" }, stored ? "No two judged cases differ in one setting alone." : "This run stored no attribution: run the suite again."));
+    return;
   }
-  box.append(el("p", { class: "note" }, "Over all pairs of judged cases that differ in this one setting. A wide range from least to most means that it interacts with another."));
+  const size = (row) => Math.max(Math.abs(row.least), Math.abs(row.most));
+  for (const [model, measurement] of new Map(stored.effects.map((row) => [`${row.model} ${row.measurement}`, [row.model, row.measurement]])).values()) {
+    const mine = (row) => row.model === model && row.measurement === measurement;
+    const rows = stored.effects.filter(mine).map((row) => [named(row.axis, row.value), row]);
+    const name = title(measurement === "allocated_peak_bytes" ? "peak" : measurement);
+    const heading = `${name}${unit(measurement) ? `, ${unit(measurement)}` : ""} · ${model}`;
+    const part = el("div", {}, effectTable(heading, "pairs", rows));
+    if (measurement === "rmse" && typeof Chart !== "undefined") {
+      const canvas = el("canvas", { role: "img", "aria-label": `What each setting does to RMSE of ${model}; the table holds the same figures` });
+      const holder = el("div", { class: "effectchart" }, canvas);
+      holder.style.height = `${40 + 26 * rows.length}px`;
+      part.prepend(holder);
+      requestAnimationFrame(() => effectChart(canvas, rows));
+    }
+    const pairs = stored.interactions.filter((row) => mine(row) && size(row) > 0).sort((a, b) => size(b) - size(a));
+    if (pairs.length) part.append(effectTable(`Interactions in ${name}`, "quadruples",
+      pairs.slice(0, MOST_INTERACTIONS).map((row) => [row.axes.map((axis, place) => named(axis, row.values[place])).join(" × "), row])));
+    if (pairs.length > MOST_INTERACTIONS) part.append(el("p", { class: "note" }, `${pairs.length - MOST_INTERACTIONS} smaller ones are in results.json.`));
+    box.append(part);
+  }
+  box.append(el("p", { class: "note" }, "An effect is a mean over all pairs of judged cases that differ in this one setting; an interaction is what two settings do together beyond the sum of both, over all complete quadruples. Emulated fp16 takes no part in bytes."));
 }
