@@ -324,8 +324,7 @@ class Evaluator:
         if peak is None or plan.offload != "none" or not naming.saves_memory(plan, tuple(stored.latents.shape)):
             return []
         if key not in self._plain_peaks:
-            traced = self.runner(stored.certificate.model).decode(stored.latents, plain)
-            self._plain_peaks[key] = traced.memory.allocated_peak_bytes
+            self._plain_peaks[key] = self.runner(stored.certificate.model).peak_bytes(stored.latents, plain)
         limit = self._plain_peaks[key]
         if limit is None or peak < limit:
             return []

@@ -23,10 +23,16 @@ Named = Iterator[Reason]
 
 CONFINED = 0.9
 """Share of the squared error that lies in a place, for the error to be that place's."""
-GLOBAL = 0.9
-"""Share of the squared error that one gain and offset explain, for it not to be the tiles'."""
 BY_TILE = 0.5
-"""Share that a gain and an offset of each tile explain, for it to be the tiles' tone."""
+"""Share of the squared error that a gain and an offset of each tile explain, for it to be the tiles' tone."""
+BETTER = 0.5
+"""What a gain and an offset of each tile must leave of what one for all leaves."""
+MOST = 0.6
+"""Share of the picture that bands may cover for an error in them to be said to be gathered there."""
+COLOURED = 4.0
+"""How many times the error's grey part its coloured part must be for it to be a hue."""
+STRANGE = 0.3
+"""Error in a tile, as a share of the picture's spread there, from which on it shows something else."""
 LEAST = 0.02
 """Grey levels RMS of error under which nothing is looked for in it."""
 STEP = 0.1
@@ -51,13 +57,11 @@ def reasons(
 
     Samples (B, C, [T,] H, W), fp32, of one shape. `expected`: the oracle's, if the candidate left it.
     """
-    against = golden if expected is None else expected
-    found = [
-        Reason("cause", said, diagnosis=(name,))
-        for name, said in causes(candidate, against, plan=plan, receipts=receipts, data_range=data_range)
-    ]
+    found = _caused(candidate, golden, plan, receipts, data_range)
     found += _unasked_tiles(plan, receipts, golden.shape[0])
-    if any(name in WHOLE for each in found for name in each.diagnosis):
+    if expected is not None and not _explains(found):
+        found = _caused(candidate, expected, plan, receipts, data_range)
+    if _explains(found):
         return found
     tiles = layout(candidate, plan, receipts)
     if expected is not None and isinstance(tiles, Layout) and bool(candidate.isfinite().all()):
@@ -65,6 +69,17 @@ def reasons(
         # one gain and offset for the whole picture stands only where the error is no tile's
         return placed or found
     return found + list(_blurred(measurements))
+
+
+def _caused(
+    candidate: Tensor, other: Tensor, plan: DecodePlan, receipts: Receipts, data_range: DataRange
+) -> list[Reason]:
+    seen = causes(candidate, other, plan=plan, receipts=receipts, data_range=data_range)
+    return [Reason("cause", said, diagnosis=(name,)) for name, said in seen]
+
+
+def _explains(found: list[Reason]) -> bool:
+    return any(name in WHOLE for each in found for name in each.diagnosis)
 
 
 def _unasked_tiles(plan: DecodePlan, receipts: Receipts, batch: int) -> Named:
@@ -97,23 +112,38 @@ def _placed(
     total = float(squares.sum())
     if (total / error.numel()) ** 0.5 < 1e-4:
         return
-    for name, mask in _places(tiles).items():
-        share = float(squares[mask].sum()) / total
+    places = _places(tiles)
+    # bands that cover most of the picture hold most of any error: then they are the last to be blamed
+    everywhere = float(places["band"].double().mean()) > MOST
+    told = _confined(squares, {name: mask for name, mask in places.items() if name != "band" or not everywhere})
+    if told is not None:
+        yield told
+        return
+    if (total / error.numel()) ** 0.5 < LEAST:
+        return
+    picture = expected * levels(data_range)
+    told = _tone(error, picture, tiles) or _strange(squares, picture, tiles) or _after_first(squares, tiles)
+    if told is not None:
+        yield told
+        return
+    step = DETECTORS.get("tile_step")(candidate, expected, plan=plan, receipts=receipts, data_range=data_range)
+    if step.value is not None and step.value > STEP and _whole(error, picture) < CONFINED:
+        said = f"against the oracle the tile grid shows a step of {step.value:.3g} grey levels"
+        yield Reason("cause", said, step.value, STEP, "grey levels", ("seam",))
+    told = _confined(squares, places)
+    if told is not None:
+        yield told
+
+
+def _confined(squares: Tensor, places: dict[str, Tensor]) -> Reason | None:
+    """The smallest of these places that holds nearly all of the error."""
+    for name, mask in places.items():
+        share = float(squares[mask].sum() / squares.sum())
         if share >= CONFINED:
             y, x = divmod(int(squares.argmax()), squares.shape[1])
             said = f"{share:.0%} of the error against the oracle lies {PLACES[name]}, the most at x {x} y {y}"
-            yield Reason("cause", said, share, CONFINED, "share", (name,))
-            return
-    if (total / error.numel()) ** 0.5 < LEAST:
-        return
-    tone = _tone(error, expected * levels(data_range), tiles)
-    if tone is not None:
-        yield tone
-        return
-    step = DETECTORS.get("tile_step")(candidate, expected, plan=plan, receipts=receipts, data_range=data_range)
-    if step.value is not None and step.value > STEP and _whole(error, expected * levels(data_range)) < GLOBAL:
-        said = f"against the oracle the tile grid shows a step of {step.value:.3g} grey levels"
-        yield Reason("cause", said, step.value, STEP, "grey levels", ("seam",))
+            return Reason("cause", said, share, CONFINED, "share", (name,))
+    return None
 
 
 PLACES = {
@@ -151,28 +181,57 @@ def _within(axis: TileAxis, ranges: list[tuple[int, int]]) -> Tensor:
 def _tone(error: Tensor, picture: Tensor, tiles: Layout) -> Reason | None:
     """A gain and an offset of each tile that explain the error, where one for all tiles does not."""
     whole = _whole(error, picture)
-    if whole >= GLOBAL:
-        return None
-    boxes = [(slice(*rows), slice(*cols)) for rows in tiles.spans("y") for cols in tiles.spans("x")]
     left, offsets = 0.0, []
-    for rows, cols in boxes:
+    for rows, cols in _boxes(tiles):
         part, guide = error[..., rows, cols], picture[..., rows, cols]
         offset, rest = _affine(part, guide)
         left += rest
         offsets.append(offset)
     explained = 1 - left / float(error.double().square().sum())
-    if explained < BY_TILE or 1 - explained > 0.7 * (1 - whole):
+    if explained < BY_TILE or 1 - explained > BETTER * (1 - whole):
         return None
-    means = torch.stack(offsets)  # tiles × channels
-    grey = means.mean(1, keepdim=True)
-    coloured = float((means - grey).square().sum()) > float(grey.square().sum())
+    grey = error.mean(1, keepdim=True)
+    hue = error.shape[1] == 3 and float((error - grey).square().sum()) > COLOURED * 3 * float(grey.square().sum())
+    moved = torch.stack(offsets)  # tiles × channels
+    tones = moved.abs().amax(1) if hue else moved.mean(1)
     said = (
         f"a gain and an offset of each tile explain {explained:.0%} of the error against the oracle, one for all "
-        f"{whole:.0%}: each tile has its own {'hue' if coloured else 'tone'} (grey levels "
-        + ", ".join(f"{float(value):+.2f}" for value in (grey[:, 0] if not coloured else means.abs().amax(1)))
-        + ")"
+        f"{whole:.0%}: each tile has its own {'hue' if hue else 'tone'} (grey levels "
+        f"{', '.join(format(value, '+.2f') for value in tones.tolist())})"
     )
-    return Reason("cause", said, explained, BY_TILE, "share", ("chroma" if coloured and means.shape[1] == 3 else "tone_drift",))
+    return Reason("cause", said, explained, BY_TILE, "share", ("chroma" if hue else "tone_drift",))
+
+
+def _strange(squares: Tensor, picture: Tensor, tiles: Layout) -> Reason | None:
+    """One row or column of tiles that shows something else, the others being as they should."""
+    total = float(squares.sum())
+    for axis, word in (("y", "row"), ("x", "column")):
+        for number, (start, stop) in enumerate(tiles.spans(axis)):
+            stop = min(tiles.axis(axis).size, stop + tiles.axis(axis).band)
+            part = squares[start:stop] if axis == "y" else squares[:, start:stop]
+            spread = float((picture[..., start:stop, :] if axis == "y" else picture[..., start:stop]).std())
+            share = float(part.sum()) / total
+            level = (float(part.mean()) / (picture.shape[0] * picture.shape[1])) ** 0.5
+            if share >= CONFINED and level > STRANGE * spread:
+                said = (
+                    f"{share:.0%} of the error against the oracle lies in {word} {number} of the tiles, {level:.1f} "
+                    f"levels where the picture spreads by {spread:.1f}: it shows something else"
+                )
+                return Reason("cause", said, share, CONFINED, "share", ("geometry",))
+    return None
+
+
+def _after_first(squares: Tensor, tiles: Layout) -> Reason | None:
+    """The first tile is as it should be and no other is: something of the first serves all."""
+    (rows, cols), *others = _boxes(tiles)
+    if float(squares[rows, cols].sum()) or not all(float(squares[box].mean()) for box in others):
+        return None
+    said = "the first tile equals the oracle's and no other does: statistics or a cache of the first serve all"
+    return Reason("cause", said, diagnosis=("tone_drift",))
+
+
+def _boxes(tiles: Layout) -> list[tuple[slice, slice]]:
+    return [(slice(*rows), slice(*cols)) for rows in tiles.spans("y") for cols in tiles.spans("x")]
 
 
 def _whole(error: Tensor, picture: Tensor) -> float:

@@ -128,6 +128,16 @@ class Runner:
         """Load the model anew, whatever was done to the instance."""
         self._load()
 
+    def peak_bytes(self, latents: Tensor, plan: DecodePlan) -> int | None:
+        """The allocated peak of one decode under `plan`; None where it has no figure."""
+        with (
+            torch.no_grad(),
+            optimizations.apply_plan(self.module, plan, model=self.model, device=self.device),
+        ):
+            fed = latents.to(self.device, dtype=_compute_dtype(plan))
+            _, memory = self._trace(self.model.family.decode, fed)
+        return memory.allocated_peak_bytes
+
     def expected(self, latents: Tensor, plan: DecodePlan) -> Tensor:
         """What the plan's options should give, by the oracle: fp32 on the CPU, shape as the sample."""
         fed = latents.to(self.device, dtype=_compute_dtype(plan))

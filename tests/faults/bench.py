@@ -187,7 +187,7 @@ class Bench:
             reference = evaluator.reference(case.model, case.latents)
         if reference.ok:
             return Outcome(variant, result)
-        return Outcome(variant, msgspec.structs.replace(result, verdict="error", diagnosis=("drift",)), "reference")
+        return Outcome(variant, msgspec.structs.replace(result, verdict="error", diagnosis=("drift", *reference.diagnosis)), "reference")
 
     def healthy(self, plan: str, latents: str) -> CaseResult | None:
         """Judge an honest decode; None where the plan does not apply to these latents."""

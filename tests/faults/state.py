@@ -95,9 +95,10 @@ class FullFirst(Tiler):
 def slices_kept(original: Any, vae: Any, z: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Activations of the slices are kept until all are joined."""
     kept: list[Any] = []
+    parts = vae.decoder.modules() if vae.use_slicing and z.shape[0] > 1 else ()
     handles = [
         part.register_forward_hook(lambda module, inputs, output: kept.append(output))
-        for part in vae.decoder.modules()
+        for part in parts
         if not list(part.children())
     ]
     try:
