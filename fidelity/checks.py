@@ -214,7 +214,7 @@ def a_b_a(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, T
 
 @check("knobs", diagnosis=("state_leak",))
 def knobs(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
-    """Every knob on, off, on in a seeded random order returns to the first bits, on and off (on a corner, for speed)."""
+    """Every setting on, off, on in a seeded random order returns to the first bits (on a corner, for speed)."""
     side = max(KNOB_SIZE, plan.tiling.tile + 4 if plan.tiling else 0)
     corner = latents[:2, ..., :side, :side]
     turned = list(_knobs(runner.model, plan, tuple(corner.shape))) * 2
@@ -291,13 +291,13 @@ def transposed(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tens
     runner.decode(latents, plan)  # proves that it tiles here
     tile = plan.tiling.tile
     stride = max(1, round(tile * (1 - plan.tiling.overlap)))
-    height, width = latents.shape[-2:]
-    long = min(max(height, width), tile + 4)  # two tiles along: how many there are is the grid's own test
-    sides = {min(height, width), tile, (stride + tile) // 2, tile + 1}
-    wide = latents[:1] if width >= height else latents[:1].transpose(-1, -2)
+    between = (stride + tile + 1) // 2
+    # one side about the tile and its stride, the other longer than a tile; and both below it, one above its stride
+    sizes = [(side, tile + 4) for side in (stride, between, tile, tile + 1)] + [(max(1, stride // 2), between)]
+    item = latents[:1] if latents.shape[-1] >= latents.shape[-2] else latents[:1].transpose(-1, -2)
     cut: list[dict[tuple[int, int], int]] = [{}, {}]
-    for side in sorted(one for one in sides if one <= min(height, width)):
-        piece = wide[..., :side, : long if long > side else max(1, side * 3 // 4)]
+    for size in dict.fromkeys(sizes):
+        piece = item[..., : size[0], : size[1]]
         for seen, turned in zip(cut, (False, True)):
             for high, broad, times in runner.tile_calls(piece.transpose(-1, -2) if turned else piece, plan):
                 key = (broad, high) if turned else (high, broad)
