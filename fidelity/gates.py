@@ -53,9 +53,17 @@ def judge(
         return (Reason(name="limits", message="no limit: nothing was judged, so nothing passes; add one to [limits]"),)
     reasons: list[Reason] = []
     for name, limit in limits.items():
-        reasons += _held(name, measurements.get(name), limit, instruments.get(name, ()))
-        reasons += _upper(name, measurements.get(name), limit, plain.get(name), instruments.get(name, ()))
+        found = measurements.get(name)
+        blamed = instruments.get(name) or _own_diagnosis(found)
+        reasons += _held(name, found, limit, blamed)
+        reasons += _upper(name, found, limit, plain.get(name), blamed)
     return tuple(reasons)
+
+
+def _own_diagnosis(found: Measurement | None) -> tuple[str, ...]:
+    """What a measurement blames by itself: `tile_seam` that of the member that was worst."""
+    named = found.details.get("diagnosis", ()) if found is not None else ()
+    return (named,) if isinstance(named, str) else tuple(named)
 
 
 def _non_finite(share: Measurement | None) -> Reason | None:

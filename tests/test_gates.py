@@ -275,3 +275,9 @@ def test_the_diagnosis_is_the_ordered_union_of_the_reasons():
     assert gates.diagnosis(reasons) == ("seam", "band", "blur")
     with pytest.raises(ValueError, match="smudge"):
         gates.diagnosis([Reason("a", "", diagnosis=("smudge",))])
+
+
+def test_a_measurement_without_an_instrument_blames_what_it_names_itself():
+    seam = Measurement("tile_seam", 5.0, "grey levels", details={"diagnosis": ["tone_drift"]})
+    (reason,) = gates.judge({"tile_seam": seam}, {"tile_seam": Limit(origin="test", max=1.0)}, instruments={})
+    assert reason.diagnosis == ("tone_drift",)
