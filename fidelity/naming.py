@@ -94,7 +94,10 @@ def _unasked_tiles(plan: DecodePlan, receipts: Receipts, batch: int) -> Named:
 
 
 def _blurred(measurements: dict[str, Measurement]) -> Named:
-    lost = measurements.get("detail_loss")
+    """Detail that is lost without a seam: tiles of their own statistics lose some too, and are named for that."""
+    lost, seam = measurements.get("detail_loss"), measurements.get("tile_seam")
+    if seam is not None and seam.value:
+        return
     if lost is not None and lost.value is not None and lost.value > BLUR:
         said = f"{lost.value:.0%} of the golden's fine detail is lost: soft, as a preview or an enlarged decode"
         yield Reason("cause", said, lost.value, BLUR, "share", ("blur",))
@@ -156,10 +159,12 @@ PLACES = {
 def _places(tiles: Layout) -> dict[str, Tensor]:
     """Masks (H, W) of the places to which an error may be confined, the smallest first."""
     rows, cols = (_within(axis, _bands(axis)) for axis in (tiles.grid.rows, tiles.grid.cols))
-    lines = [_within(axis, [(start - 1, start + 1) for start in axis.edges]) for axis in (tiles.grid.rows, tiles.grid.cols)]
+    down, across = (
+        _within(axis, [(start - 1, start + 1) for start in axis.edges]) for axis in (tiles.grid.rows, tiles.grid.cols)
+    )
     return {
         "corner": rows[:, None] & cols[None, :],
-        "seam": lines[0][:, None] | lines[1][None, :],
+        "seam": down[:, None] | across[None, :],
         "band": rows[:, None] | cols[None, :],
     }
 
@@ -241,7 +246,7 @@ def _whole(error: Tensor, picture: Tensor) -> float:
 
 
 def _affine(error: Tensor, picture: Tensor) -> tuple[Tensor, float]:
-    """Least squares error = offset + gain · (picture − mean), a channel at a time: offsets and what is left, squared."""
+    """Least squares error = offset + gain · (picture − mean), a channel at a time: offsets, and the squares left."""
     y, x = (each.transpose(0, 1).flatten(1).double() for each in (error, picture))
     offset = y.mean(1, keepdim=True)
     x = x - x.mean(1, keepdim=True)

@@ -261,21 +261,38 @@ FAULTS = (
     Fault("blend weights reversed", "3", tiler(Reversed), ("seam", "band"), OVERLAPPED),
     Fault("blend extent in latent units", "3", tiler(LatentUnits), ("seam", "band"), OVERLAPPED),
     Fault("no blend at all", "3", tiler(NoBlend), ("seam", "band"), OVERLAPPED),
-    Fault("ramp never reaches 1", "3", tiler(Unfinished), ("seam", "band"), OVERLAPPED[:3], amounts={"reach": (0.5, 0.9)}),
+    Fault(
+        "ramp never reaches 1", "3", tiler(Unfinished), ("seam", "band"), OVERLAPPED[:3], amounts={"reach": (0.5, 0.9)}
+    ),
     Fault("ramp for power", "3+", tiler(EqualPower), ("seam", "band"), OVERLAPPED),
     Fault("blend with the neighbour's head", "3+", tiler(HeadOfNeighbour), ("seam", "band"), OVERLAPPED),
-    Fault("neighbour taken a pixel off", "3+", tiler(LateByOne), ("seam", "band"), OVERLAPPED[:3], amounts={"by": (1, 2)}),
+    Fault(
+        "neighbour taken a pixel off", "3+", tiler(LateByOne), ("seam", "band"), OVERLAPPED[:3], amounts={"by": (1, 2)}
+    ),
     Fault("columns not blended", "3+", tiler(OneAxis), ("seam", "band"), OVERLAPPED),
     Fault("corner before its own blend", "4", tiler(CornerUnblended), ("corner",), OVERLAPPED),
     Fault("corner blended on one axis", "4", tiler(CornerOnOneAxis), ("corner",), OVERLAPPED),
     Fault("stride equals tile", "5", tiler(StrideIsTile), ("geometry",), OVERLAPPED),
     Fault("stride equals tile, cropped", "5", tiler(StrideIsTileCropped), ("geometry",), OVERLAPPED[:3]),
     Fault("tile smaller than stride", "5", tiler(Gap), ("geometry",), OVERLAPPED[:2], amounts={"gap": (1, 2)}),
-    Fault("last tile shifted by pixels", "6", tiler(LastShifted), ("misaligned", "geometry", "seam"), OVERLAPPED[:3],
-          amounts={"by": (1, 2)}),
-    Fault("last tile cut off its place", "6", tiler(LastMovedBack), ("misaligned", "geometry", "seam"), OVERLAPPED[:3],
-          SHORT, amounts={"by": (1, 4)}),
+    Fault(
+        "last tile shifted by pixels",
+        "6",
+        tiler(LastShifted),
+        ("misaligned", "geometry", "seam"),
+        OVERLAPPED[:3],
+        amounts={"by": (1, 2)},
+    ),
+    Fault(
+        "last tile cut off its place",
+        "6",
+        tiler(LastMovedBack),
+        ("misaligned", "geometry", "seam"),
+        OVERLAPPED[:3],
+        SHORT,
+        amounts={"by": (1, 4)},
+    ),
     Fault("last tiles dropped", "6", tiler(LastDropped), ("geometry",), OVERLAPPED[:3]),
     Fault("last tiles left black", "6", tiler(LastBlack), ("geometry",), OVERLAPPED[:3]),
     Fault("last tiles repeated", "6", tiler(LastRepeated), ("geometry", "seam"), OVERLAPPED[:3]),
-)  # fmt: skip
+)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from tests.faults import blend, offload, precision, scale, slicing, state, tiling
 from tests.faults.record import NotApplicable
 
-FAULTS = (*blend.FAULTS, *tiling.FAULTS, *slicing.FAULTS, *precision.FAULTS, *scale.FAULTS, *offload.FAULTS, *state.FAULTS)
+FAULTS = (
+    *blend.FAULTS,
+    *tiling.FAULTS,
+    *slicing.FAULTS,
+    *precision.FAULTS,
+    *scale.FAULTS,
+    *offload.FAULTS,
+    *state.FAULTS,
+)
 _VIDEO = "needs a video autoencoder, and none is supported yet: an image has no frames"
 NOT_APPLICABLE = (
     NotApplicable("causal cache not cleared", "26", _VIDEO),

@@ -89,15 +89,43 @@ def stale_norm(original: Any, hook: Any, module: Any, *args: Any, **kwargs: Any)
 
 
 FAULTS = (
-    Fault("decode bypasses the hooks", "31", decode_unhooked, ("not_engaged",), ("fp32,model", "bf16,slicing,model"),
-          ("pair",)),
-    Fault("forward bypasses the hooks", "31+", forward_bypassed, ("not_engaged", "crash"), ("fp32,sequential", "fp32,disk")),
+    Fault(
+        "decode bypasses the hooks",
+        "31",
+        decode_unhooked,
+        ("not_engaged",),
+        ("fp32,model", "bf16,slicing,model"),
+        ("pair",),
+    ),
+    Fault(
+        "forward bypasses the hooks",
+        "31+",
+        forward_bypassed,
+        ("not_engaged", "crash"),
+        ("fp32,sequential", "fp32,disk"),
+    ),
     Fault("groups on a forward that is not called", "33", groups_on_forward, ("not_engaged",), GROUPS),
-    Fault("onload forgotten", "33+", onload_forgotten, ("not_engaged",), GROUPS[:2],
-          hidden={"": "on a CPU nothing moves: a group that does not onload is the same as one that does"}),
-    Fault("weights of another group", "34", shared_file, ("not_as_specified",), ("fp32,disk", "fp32,tile=16,overlap=0.25,disk",
-          "bf16,disk")),
-    Fault("weights rounded on their way", "34+", rounded_on_disk, ("not_as_specified", "dtype"),
-          ("fp32,disk", "fp32,sequential", "fp32,tile=16,overlap=0.25,sequential")),
+    Fault(
+        "onload forgotten",
+        "33+",
+        onload_forgotten,
+        ("not_engaged",),
+        GROUPS[:2],
+        hidden={"": "on a CPU nothing moves: a group that does not onload is the same as one that does"},
+    ),
+    Fault(
+        "weights of another group",
+        "34",
+        shared_file,
+        ("not_as_specified",),
+        ("fp32,disk", "fp32,tile=16,overlap=0.25,disk", "bf16,disk"),
+    ),
+    Fault(
+        "weights rounded on their way",
+        "34+",
+        rounded_on_disk,
+        ("not_as_specified", "dtype"),
+        ("fp32,disk", "fp32,sequential", "fp32,tile=16,overlap=0.25,sequential"),
+    ),
     Fault("a bias stays away", "34+", stale_norm, ("not_as_specified",), ("fp32,disk", "fp32,sequential")),
-)  # fmt: skip
+)

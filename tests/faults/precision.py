@@ -139,14 +139,18 @@ def half_attention(original: Any, decoder: Any, z: Tensor, *args: Any, **kwargs:
 
 
 @method("forward", Decoder)
-def output_rounded(original: Any, decoder: Any, sample: Tensor, *args: Any, dtype: str = "bfloat16", **kw: Any) -> Tensor:
+def output_rounded(
+    original: Any, decoder: Any, sample: Tensor, *args: Any, dtype: str = "bfloat16", **kw: Any
+) -> Tensor:
     """The output goes through half precision on its way out."""
     out = original(decoder, sample, *args, **kw)
     return out.to(getattr(torch, dtype)).to(out.dtype)
 
 
 @method("forward", Decoder)
-def small_tiles_crash(original: Any, decoder: Any, sample: Tensor, *args: Any, smallest: int = 8, **kwargs: Any) -> Tensor:
+def small_tiles_crash(
+    original: Any, decoder: Any, sample: Tensor, *args: Any, smallest: int = 8, **kwargs: Any
+) -> Tensor:
     """#10595: a kernel that has no bf16 for very small tiles."""
     if sample.dtype is torch.bfloat16 and min(sample.shape[-2:]) < smallest:
         raise RuntimeError("upsample_nearest2d_out_frame not implemented for 'BFloat16' at this size")
@@ -154,24 +158,74 @@ def small_tiles_crash(original: Any, decoder: Any, sample: Tensor, *args: Any, s
 
 
 FAULTS = (
-    Fault("one item overflows", "17", overflow, ("non_finite",), ("fp16", "fp16,slicing", "fp16,tile=16,overlap=0.25"),
-          ("pair", "trio"), amounts={"item": (0,)}),
-    Fault("needs its upcast", "17", lambda: patch.object(torch, "_nothing", None, create=True), ("non_finite",),
-          ("fp16", "fp16,tile=16,overlap=0.25"), model="reference-kl-hot"),
-    Fault("decode leaves another dtype", "18", upcast_stays, ("state_leak",), ("fp32", "fp32,slicing"), ("pair",),
-          amounts={"dtype": ("bfloat16",)}),
+    Fault(
+        "one item overflows",
+        "17",
+        overflow,
+        ("non_finite",),
+        ("fp16", "fp16,slicing", "fp16,tile=16,overlap=0.25"),
+        ("pair", "trio"),
+        amounts={"item": (0,)},
+    ),
+    Fault(
+        "needs its upcast",
+        "17",
+        lambda: patch.object(torch, "_nothing", None, create=True),
+        ("non_finite",),
+        ("fp16", "fp16,tile=16,overlap=0.25"),
+        model="reference-kl-hot",
+    ),
+    Fault(
+        "decode leaves another dtype",
+        "18",
+        upcast_stays,
+        ("state_leak",),
+        ("fp32", "fp32,slicing"),
+        ("pair",),
+        amounts={"dtype": ("bfloat16",)},
+    ),
     Fault("upcast is not undone", "18", cast_stays, ("state_leak",), ("bf16", "fp16", "bf16,tile=16,overlap=0.25")),
-    Fault("middle block in half", "19", middle_in_half, ("dtype",), ("fp32", UPCAST, "fp16,upcast,tile=16,overlap=0.25"),
-          amounts={"dtype": ("float16", "bfloat16")}),
-    Fault("middle block left behind", "19", middle_left_behind, ("crash", "dtype"), (UPCAST, "fp16,upcast,slicing"),
-          ("pair",)),
+    Fault(
+        "middle block in half",
+        "19",
+        middle_in_half,
+        ("dtype",),
+        ("fp32", UPCAST, "fp16,upcast,tile=16,overlap=0.25"),
+        amounts={"dtype": ("float16", "bfloat16")},
+    ),
+    Fault(
+        "middle block left behind",
+        "19",
+        middle_left_behind,
+        ("crash", "dtype"),
+        (UPCAST, "fp16,upcast,slicing"),
+        ("pair",),
+    ),
     Fault("output promoted to fp32", "20", promoted, ("dtype",), ("bf16", "fp16", "bf16,tile=16,overlap=0.25")),
     Fault("another dtype used", "20", another_dtype, ("dtype",), ("fp32", "fp32,tile=16,overlap=0.25", "fp32,disk")),
-    Fault("normalisation in half", "20", half_norm, ("dtype",), ("fp32", UPCAST),
-          amounts={"dtype": ("bfloat16", "float16")}),
+    Fault(
+        "normalisation in half",
+        "20",
+        half_norm,
+        ("dtype",),
+        ("fp32", UPCAST),
+        amounts={"dtype": ("bfloat16", "float16")},
+    ),
     Fault("attention's input rounded", "20+", half_attention, ("dtype",), ("fp32", UPCAST)),
-    Fault("output rounded to half", "20+", output_rounded, ("dtype",), ("fp32", "fp32,tile=16,overlap=0.25"),
-          amounts={"dtype": ("bfloat16", "float16")}),
-    Fault("bf16 crashes at small tiles", "21", small_tiles_crash, ("crash",),
-          ("bf16,tile=16,overlap=0.25", "bf16,tile=16,overlap=0.5"), ("face-short", "cat-short")),
-)  # fmt: skip
+    Fault(
+        "output rounded to half",
+        "20+",
+        output_rounded,
+        ("dtype",),
+        ("fp32", "fp32,tile=16,overlap=0.25"),
+        amounts={"dtype": ("bfloat16", "float16")},
+    ),
+    Fault(
+        "bf16 crashes at small tiles",
+        "21",
+        small_tiles_crash,
+        ("crash",),
+        ("bf16,tile=16,overlap=0.25", "bf16,tile=16,overlap=0.5"),
+        ("face-short", "cat-short"),
+    ),
+)

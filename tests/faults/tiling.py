@@ -220,7 +220,10 @@ def frozen_statistics() -> Iterator[None]:
         finally:
             tiling.clear()
 
-    with patch.object(torch.nn.GroupNorm, "forward", forward), patch.object(AutoencoderKL, "tiled_decode", tiled_decode):
+    with (
+        patch.object(torch.nn.GroupNorm, "forward", forward),
+        patch.object(AutoencoderKL, "tiled_decode", tiled_decode),
+    ):
         yield
 
 
@@ -231,7 +234,9 @@ FAULTS = (
     Fault("threshold looks at the width only", "7", width_only, ("not_engaged",), TILED[:3], ("tall",)),
     Fault("threshold in sample pixels", "7", pixel_units, ("not_engaged",), TILED[:3]),
     Fault("threshold is the stride", "7", stride, ("geometry", "not_engaged"), TILED[:2], ("small",)),
-    Fault("tiles unasked", "7+", unasked, ("geometry", "seam", "periodic"), ("fp32", "bf16"), amounts={"tile": (12, 16)}),
+    Fault(
+        "tiles unasked", "7+", unasked, ("geometry", "seam", "periodic"), ("fp32", "bf16"), amounts={"tile": (12, 16)}
+    ),
     Fault("half the compression", "8", tiler(HalfRatio), ("geometry",), TILED[:3]),
     Fault("double the compression", "8", tiler(DoubleRatio), ("geometry",), TILED[:3]),
     Fault("no post-quant convolution in tiles", "9", tiler(NoPostQuant), ("not_as_specified", "scale", "shift"), TILED),
@@ -239,17 +244,28 @@ FAULTS = (
     Fault("unscaled again in tiles only", "9", tiler(Scaled), ("scale",), TILED[:3], amounts={"gain": (1.005, 1.3)}),
     Fault("channels swapped in tiles only", "9", tiler(SwappedChannels), ("order",), TILED[:3]),
     Fault("one tile brighter", "10", tiler(OneOffset), ("tone_drift",), TILED[:3], amounts={"levels": (1.0, 2.0, 4.0)}),
-    Fault("one tile of other contrast", "10", tiler(OneGain), ("tone_drift",), TILED[:3], amounts={"gain": (1.03, 1.1)}),
-    Fault("each tile to its own mean", "10", tiler(OwnMean), ("tone_drift",), TILED[:3], amounts={"share": (0.05, 0.2)}),
-    Fault("each tile to its own spread", "10", tiler(OwnSpread), ("tone_drift",), TILED[:3],
-          amounts={"share": (0.1, 0.3)}),
+    Fault(
+        "one tile of other contrast", "10", tiler(OneGain), ("tone_drift",), TILED[:3], amounts={"gain": (1.03, 1.1)}
+    ),
+    Fault(
+        "each tile to its own mean", "10", tiler(OwnMean), ("tone_drift",), TILED[:3], amounts={"share": (0.05, 0.2)}
+    ),
+    Fault(
+        "each tile to its own spread", "10", tiler(OwnSpread), ("tone_drift",), TILED[:3], amounts={"share": (0.1, 0.3)}
+    ),
     Fault("one tile of another hue", "10+", tiler(OneHue), ("chroma",), TILED[:3], amounts={"levels": (2.0, 4.0)}),
     Fault("frozen statistics", "10+", frozen_statistics, ("tone_drift",), TILED),
     Fault("output buffer reused", "11", tiler(Reused), ("geometry",), TILED[:3]),
     Fault("canvas of another dtype", "11", tiler(Canvas), ("dtype",), HALVES),
-    Fault("tiles kept in half precision", "11", tiler(HalfBuffer), ("dtype",), ("tile=16,overlap=0.25",),
-          amounts={"dtype": ("float16", "bfloat16")}),
+    Fault(
+        "tiles kept in half precision",
+        "11",
+        tiler(HalfBuffer),
+        ("dtype",),
+        ("tile=16,overlap=0.25",),
+        amounts={"dtype": ("float16", "bfloat16")},
+    ),
     Fault("one tile not finite", "11+", tiler(Broken), ("non_finite",), TILED[:3]),
     Fault("tiles joined transposed", "6+", tiler(Transposed), ("geometry", "crash"), TILED[:2]),
     Fault("a line at each tile", "3+", tiler(Line), ("seam",), TILED[:3], amounts={"levels": (1.0, 4.0)}),
-)  # fmt: skip
+)

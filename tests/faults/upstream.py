@@ -125,7 +125,9 @@ def sliced(faulty: Callable[..., Tensor]) -> Callable[..., Any]:
     """Injects `f(vae, z, **amounts)` as the slicing branch of `decode`."""
 
     @method("decode")
-    def inject(original: Any, vae: Any, z: Tensor, return_dict: bool = True, generator: Any = None, **amounts: Any) -> Any:
+    def inject(
+        original: Any, vae: Any, z: Tensor, return_dict: bool = True, generator: Any = None, **amounts: Any
+    ) -> Any:
         if vae.use_slicing and z.shape[0] > 1:
             return DecoderOutput(sample=faulty(vae, z, **amounts))
         return original(vae, z, return_dict)
