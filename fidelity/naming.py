@@ -27,6 +27,8 @@ BY_TILE = 0.5
 """Share of the squared error that a gain and an offset of each tile explain, for it to be the tiles' tone."""
 BETTER = 0.5
 """What a gain and an offset of each tile must leave of what one for all leaves."""
+WIDE, SURE = 0.4, 0.995
+"""Share of the picture from which on a place must hold this share of the error; a tone that explains as much is sure."""
 MOST = 0.6
 """Share of the picture that bands may cover for an error in them to be said to be gathered there."""
 COLOURED = 4.0
@@ -126,23 +128,26 @@ def _placed(
         return
     picture = expected * levels(data_range)
     told = _tone(error, picture, tiles) or _strange(squares, picture, tiles) or _after_first(squares, tiles)
+    gathered = _confined(squares, places)
     if told is not None:
         yield told
+        if gathered is not None and (told.measured or 1.0) < SURE:
+            yield gathered
         return
     step = DETECTORS.get("tile_step")(candidate, expected, plan=plan, receipts=receipts, data_range=data_range)
     if step.value is not None and step.value > STEP and _whole(error, picture) < CONFINED:
         said = f"against the oracle the tile grid shows a step of {step.value:.3g} grey levels"
         yield Reason("cause", said, step.value, STEP, "grey levels", ("seam",))
-    told = _confined(squares, places)
-    if told is not None:
-        yield told
+    if gathered is not None:
+        yield gathered
 
 
 def _confined(squares: Tensor, places: dict[str, Tensor]) -> Reason | None:
     """The smallest of these places that holds nearly all of the error."""
     for name, mask in places.items():
         share = float(squares[mask].sum() / squares.sum())
-        if share >= CONFINED:
+        # a place that covers much of the picture holds much of any error
+        if share >= (CONFINED if float(mask.double().mean()) < WIDE else SURE):
             y, x = divmod(int(squares.argmax()), squares.shape[1])
             said = f"{share:.0%} of the error against the oracle lies {PLACES[name]}, the most at x {x} y {y}"
             return Reason("cause", said, share, CONFINED, "share", (name,))

@@ -51,7 +51,7 @@ class SuiteFile(pytest.File):
             registry.load_plugins(plugins)
             loaded = suite.load(self.path, registry, substitute=from_path(*substitute) if substitute else None)
         except RequestError as error:
-            raise pytest.UsageError(str(error)) from None
+            raise self.CollectError(str(error)) from None
         options = runs.Options(
             device=config.getoption("--fidelity-device"), plugins=plugins, path=(os.getcwd(),), substitute=substitute
         )

@@ -179,7 +179,7 @@ def test_a_reference_that_moved_is_an_error_and_blames_no_option(recorded, tmp_p
     assert done.returncode == 3
     run = results(folder / "out")
     assert {case.verdict for case in run.cases} == {"error"}
-    assert {case.diagnosis for case in run.cases} == {("drift",)}
+    assert {case.diagnosis for case in run.cases} == {("drift", "shift")}
     assert run.reference[0].drift == pytest.approx(1.275, rel=1e-3)
     assert fidelity("golden", "verify", "small.toml", cwd=folder).returncode == 3
 
