@@ -136,7 +136,7 @@ def remembers_an_exception(fault, latents, honest):
 
 def remembers_the_last_size(fault, latents, honest):
     if getattr(fault, "size", latents.shape) != latents.shape:
-        fault.stuck = 0.05
+        fault.stuck = getattr(fault, "stuck", 0.0) + 0.05
     fault.size = latents.shape
     return honest(latents) + getattr(fault, "stuck", 0.0)
 
