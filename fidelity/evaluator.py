@@ -6,21 +6,21 @@ moves none) share their measurements: they are pure functions, kept by the diges
 
 from __future__ import annotations
 
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fidelity import checks, gates, golden, images, naming, noise, oracles
+from fidelity import checks, gates, golden, images, naming, oracles
 from fidelity import latents as latents_
-from fidelity.detectors import seam_family
 from fidelity.environment import environment_class
-from fidelity.errors import EvaluationError, LatentsError
+from fidelity.errors import EvaluationError
 from fidelity.golden import Golden
 from fidelity.lazy import torch
+from fidelity.measuring import blame, measure
 from fidelity.optimizations import state, witness
+from fidelity.plain import Plain
 from fidelity.records import (
     Case,
     CaseResult,
@@ -30,11 +30,11 @@ from fidelity.records import (
     MemoryTrace,
     Model,
     Reason,
-    Receipts,
     Reference,
 )
-from fidelity.registry import CHECKS, DETECTORS, METRICS, Check, Instrument
+from fidelity.registry import CHECKS, METRICS, Check
 from fidelity.runner import Runner
+from fidelity.verdicts import crash, first_line, result_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,8 +75,7 @@ class Evaluator:
         self._golden: tuple[tuple[str, str], Golden] | None = None
         self._oracle: tuple[str, Tensor] | None = None
         self._latents: tuple[tuple[str, str], Tensor] | None = None
-        self._plain_costs: dict[DecodePlan, dict[str, gates.Plain]] = {}
-        self._plain_peaks: dict[tuple[str, bool], int | None] = {}
+        self._plain: Plain | None = None
         self._measured: dict[tuple[str, ...], tuple[dict[str, Measurement], dict[str, tuple[str, ...]]]] = {}
 
     # ------------------------------------------------------------ what a case needs
@@ -95,11 +94,17 @@ class Evaluator:
         if self._golden is None or self._golden[0] != (model, latents):
             self._golden = self._oracle = None  # one at a time
             self._measured.clear()
-            self._plain_peaks.clear()
-            self._plain_costs.clear()
+            self._plain = None
             loaded = golden.load(self.root, model, latents, weights_digest=self.weights_digest(model))
             self._golden = ((model, latents), loaded)
         return self._golden[1]
+
+    def plain(self, model: str, latents: str) -> Plain:
+        """What the plain full decodes of these latents cost; one a golden."""
+        stored = self.golden(model, latents)
+        if self._plain is None:
+            self._plain = Plain(self.runner(model), stored.latents, stored.sample)
+        return self._plain
 
     def make_latents(self, model: str, latents: str) -> Tensor:
         """The latents made anew. Raises LatentsError if they are not what the model takes."""
@@ -153,35 +158,6 @@ class Evaluator:
         return Reference(
             drift=drift, ok=False, reason=reason, recorded=recorded, diagnosis=gates.diagnosis(why), **about
         )
-
-    def noise_floors(
-        self, model: str, latents: str, plans: tuple[DecodePlan, ...], conditions: tuple[str, ...]
-    ) -> tuple[noise.Noise, ...]:
-        """How far each plain plan moves when only rounding changes, by condition. Raises what a decode raises."""
-        stored, data_range = self.golden(model, latents), self.models[model].data_range
-
-        def measured(candidate: Tensor, reference: Tensor, plan: DecodePlan) -> dict[str, Measurement]:
-            return measure(candidate, reference, plan, {}, data_range)
-
-        runner = self.runner(model)
-        return tuple(noise.measure_noise(runner, stored.latents, stored.sample, plans, conditions, measured))
-
-    def _plain(self, case: Case, stored: Golden, decoded: Decoded) -> dict[str, gates.Plain]:
-        """What the plain full decode of the case's dtype and upcast costs, with its noise floor; measured once."""
-        plan = DecodePlan(dtype=case.plan.dtype, force_upcast=case.plan.force_upcast)
-        if plan not in self._plain_costs:
-            start = time.perf_counter()
-            try:
-                found = self.noise_floors(case.model, case.latents, (plan,), (noise.PLAIN, noise.THREADS))
-            except Exception as error:  # a decode may raise anything; without it nothing can be held to its cost
-                said = f"{type(error).__name__}: {first_line(error)}"
-                costs = {name: gates.Plain(None, None, said) for name in case.limits}
-            else:
-                moved = noise.floors(found)[plan.dtype]
-                costs = {name: gates.Plain(value, moved.get(name)) for name, value in found[0].moved.items()}
-            self._plain_costs[plan] = costs
-            decoded.seconds["plain"] = time.perf_counter() - start
-        return self._plain_costs[plan]
 
     # ------------------------------------------------------------ a case
 
@@ -248,13 +224,14 @@ class Evaluator:
             limits.setdefault(oracles.NAME, oracles.LIMIT)
             case = msgspec.structs.replace(case, limits=limits)
         held = any(limit.times_plain is not None for limit in limits.values())
-        plain = self._plain(case, stored, decoded) if held else {}
-        reasons += gates.judge(measurements, limits, instruments=blame(), plain=plain)
+        plain = self.plain(case.model, case.latents)
+        costs = plain.costs(case.plan, limits, decoded.seconds) if held else {}
+        reasons += gates.judge(measurements, limits, instruments=blame(), plain=costs)
         approved = golden.approved_for(stored, environment_class(self.device), case.plan)
         if approved and self.gate_regressions:
             reasons += gates.regressions(measurements, approved.values, approved.floors)
         if not by_somebody_else:
-            reasons += self._peak_reasons(case.plan, stored, decoded)
+            reasons += plain.peak_reasons(case.plan, decoded.memory.allocated_peak_bytes)
         if reasons:
             blamed = gates.diagnosis(tuple(reasons))
             strange = not by_somebody_else and gates.surprise(case, gates.verdict(tuple(reasons)), blamed)
@@ -315,24 +292,6 @@ class Evaluator:
             found.append(Reason("repeat", "a second decode gave different bits", diagnosis=("nondeterministic",)))
         return found
 
-    def _peak_reasons(self, plan: DecodePlan, stored: Golden, decoded: Decoded) -> list[Reason]:
-        """A peak that tiles or slices did not lower, whatever the picture looks like."""
-        peak, key = decoded.memory.allocated_peak_bytes, (plan.dtype, plan.force_upcast)
-        plain = DecodePlan(dtype=plan.dtype, force_upcast=plan.force_upcast)
-        if plan == plain:
-            self._plain_peaks.setdefault(key, peak)
-        if peak is None or plan.offload != "none" or not naming.saves_memory(plan, tuple(stored.latents.shape)):
-            return []
-        if key not in self._plain_peaks:
-            self._plain_peaks[key] = self.runner(stored.certificate.model).peak_bytes(stored.latents, plain)
-        limit = self._plain_peaks[key]
-        if limit is None or peak < limit:
-            return []
-        said = (
-            f"the peak is {peak / 2**20:.1f} MiB, without tiles and slices {limit / 2**20:.1f} MiB: nothing was saved"
-        )
-        return [Reason("memory", said, peak, limit, "bytes", ("memory",))]
-
     def _against_oracle(self, plan: DecodePlan, stored: Golden, decoded: Decoded) -> Measurement:
         shared = oracles.shared(plan).id
         if self._oracle is None or self._oracle[0] != shared:
@@ -363,73 +322,3 @@ class Evaluator:
             images=pictures or {},
             data_range=self.models[case.model].data_range,
         )
-
-
-def blame() -> dict[str, tuple[str, ...]]:
-    """What a case is blamed on when an instrument is over its limit, by instrument."""
-    named = {name: instrument.diagnosis for name, instrument in [*METRICS.items(), *DETECTORS.items()]}
-    return {**named, oracles.NAME: ("not_as_specified",)}
-
-
-def measure(
-    candidate: Tensor, reference: Tensor, plan: DecodePlan, receipts: Receipts, data_range: tuple[float, float]
-) -> dict[str, Measurement]:
-    """Every metric, every detector that this plan has something for, and the worst of the seam family.
-
-    Raises EvaluationError if an instrument may not be trusted or raises.
-    """
-    context = {"plan": plan, "receipts": receipts, "data_range": data_range}
-    found: dict[str, Measurement] = {}
-    for name, instrument in [*METRICS.items(), *DETECTORS.items()]:
-        if instrument.needs is None or plan.settings.get(instrument.needs):
-            found[name] = _apply(instrument, candidate, reference, context)
-    worst = seam_family(found)
-    return found if worst is None else {**found, worst.name: worst}
-
-
-def _apply(instrument: Instrument, candidate: Tensor, reference: Tensor, context: dict[str, Any]) -> Measurement:
-    try:
-        return instrument(candidate, reference, **context)
-    except EvaluationError:
-        raise
-    except Exception as error:
-        raise EvaluationError(f"{instrument.name} raised {type(error).__name__}: {first_line(error)}") from error
-
-
-def crash(error: BaseException) -> Reason:
-    """The reason of a decode that raised: the kind, the first line, and the innermost line of code."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    where = f" at {Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else ""
-    out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-    kinds = ("crash", "memory") if out_of_memory else ("crash",)
-    return Reason("decode", f"{type(error).__name__}{where}: {first_line(error)}", diagnosis=kinds)
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:300]
-
-
-def result_of(case: Case, verdict: Any, reasons: tuple[Reason, ...], suite_path: str = "SUITE") -> CaseResult:
-    """The CaseResult of a case with this verdict, before anything measured is added."""
-    named = gates.diagnosis(reasons)
-    return CaseResult(
-        id=case.id,
-        model=case.model,
-        latents=case.latents,
-        plan=case.plan,
-        verdict=verdict,
-        expected=case.expected.verdict,
-        expected_reason=case.expected.reason,
-        expected_diagnosis=case.expected.diagnosis,
-        surprise=gates.surprise(case, verdict, named),
-        reasons=reasons,
-        diagnosis=named,
-        limits=case.limits,
-        check=case.check,
-        reproduce=f"fidelity run {shlex.quote(suite_path)} --case {shlex.quote(case.id)}",
-    )
-
-
-__all__ = ["REFERENCE_PLAN", "Evaluator", "LatentsError", "blame", "crash", "measure", "result_of"]

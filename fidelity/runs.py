@@ -21,10 +21,10 @@ import msgspec
 from fidelity import golden
 from fidelity.attribution import attribute
 from fidelity.errors import EvaluationError, GoldenError, OutputError, RequestError, WorkerDied
-from fidelity.evaluator import result_of
 from fidelity.pool import Pool, default_jobs
 from fidelity.records import Case, CaseResult, Reason, Reference, RunResult, from_json
 from fidelity.suite import Suite
+from fidelity.verdicts import result_of
 from fidelity.worker import Held, Hold, Judge, Judged, Refused, Reply, Setup, Task
 
 MARK = "results.json"

@@ -153,7 +153,7 @@ def _answer(bench: Any, task: Task) -> Iterator[Reply]:
             for one in cases:
                 yield Judged(bench.case(one))
         case Floors(model, latents, plans, conditions):
-            yield Floored(bench.noise_floors(model, latents, plans, conditions))
+            yield Floored(bench.plain(model, latents).noise(plans, conditions))
 
 
 def main() -> None:

@@ -1,0 +1,46 @@
+"""Every instrument on one pair of samples, and what a case is blamed on by each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fidelity import oracles
+from fidelity.detectors import seam_family
+from fidelity.errors import EvaluationError
+from fidelity.records import DecodePlan, Measurement, Receipts
+from fidelity.registry import DETECTORS, METRICS, Instrument
+from fidelity.verdicts import first_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def blame() -> dict[str, tuple[str, ...]]:
+    """What a case is blamed on when an instrument is over its limit, by instrument."""
+    named = {name: instrument.diagnosis for name, instrument in [*METRICS.items(), *DETECTORS.items()]}
+    return {**named, oracles.NAME: ("not_as_specified",)}
+
+
+def measure(
+    candidate: Tensor, reference: Tensor, plan: DecodePlan, receipts: Receipts, data_range: tuple[float, float]
+) -> dict[str, Measurement]:
+    """Every metric, every detector that this plan has something for, and the worst of the seam family.
+
+    Raises EvaluationError if an instrument may not be trusted or raises.
+    """
+    context = {"plan": plan, "receipts": receipts, "data_range": data_range}
+    found: dict[str, Measurement] = {}
+    for name, instrument in [*METRICS.items(), *DETECTORS.items()]:
+        if instrument.needs is None or plan.settings.get(instrument.needs):
+            found[name] = _apply(instrument, candidate, reference, context)
+    worst = seam_family(found)
+    return found if worst is None else {**found, worst.name: worst}
+
+
+def _apply(instrument: Instrument, candidate: Tensor, reference: Tensor, context: dict[str, Any]) -> Measurement:
+    try:
+        return instrument(candidate, reference, **context)
+    except EvaluationError:
+        raise
+    except Exception as error:
+        raise EvaluationError(f"{instrument.name} raised {type(error).__name__}: {first_line(error)}") from error

@@ -1,0 +1,47 @@
+"""A case and its reasons as a CaseResult, and what a decode that raised is blamed on."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from fidelity import gates
+from fidelity.lazy import torch
+from fidelity.records import Case, CaseResult, Reason
+
+
+def crash(error: BaseException) -> Reason:
+    """The reason of a decode that raised: the kind, the first line, and the innermost line of code."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = f" at {Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else ""
+    out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    kinds = ("crash", "memory") if out_of_memory else ("crash",)
+    return Reason("decode", f"{type(error).__name__}{where}: {first_line(error)}", diagnosis=kinds)
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:300]
+
+
+def result_of(case: Case, verdict: Any, reasons: tuple[Reason, ...], suite_path: str = "SUITE") -> CaseResult:
+    """The CaseResult of a case with this verdict, before anything measured is added."""
+    named = gates.diagnosis(reasons)
+    return CaseResult(
+        id=case.id,
+        model=case.model,
+        latents=case.latents,
+        plan=case.plan,
+        verdict=verdict,
+        expected=case.expected.verdict,
+        expected_reason=case.expected.reason,
+        expected_diagnosis=case.expected.diagnosis,
+        surprise=gates.surprise(case, verdict, named),
+        reasons=reasons,
+        diagnosis=named,
+        limits=case.limits,
+        check=case.check,
+        reproduce=f"fidelity run {shlex.quote(suite_path)} --case {shlex.quote(case.id)}",
+    )
