@@ -267,7 +267,12 @@ FAULTS = (
     Fault("ramp for power", "3+", tiler(EqualPower), ("seam", "band"), OVERLAPPED),
     Fault("blend with the neighbour's head", "3+", tiler(HeadOfNeighbour), ("seam", "band"), OVERLAPPED),
     Fault(
-        "neighbour taken a pixel off", "3+", tiler(LateByOne), ("seam", "band"), OVERLAPPED[:3], amounts={"by": (1, 2)}
+        "neighbour taken a pixel off",
+        "3+",
+        tiler(LateByOne),
+        ("seam", "band", "misaligned"),
+        OVERLAPPED[:3],
+        amounts={"by": (1, 2)},
     ),
     Fault("columns not blended", "3+", tiler(OneAxis), ("seam", "band"), OVERLAPPED),
     Fault("corner before its own blend", "4", tiler(CornerUnblended), ("corner",), OVERLAPPED),
