@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import contextmanager
 
 import pytest
 import torch
 
-from fidelity import checks, registry
-from fidelity.errors import EvaluationError, UnknownName
+from fidelity import checks, registry, suite
+from fidelity.errors import EvaluationError, RequestError, UnknownName
 from fidelity.evaluator import Evaluator
 from fidelity.optimizations import state
 from fidelity.records import Case, DecodePlan, Limit, Tiling
@@ -372,3 +373,93 @@ def test_a_registered_check_says_when_it_cannot_apply():
     with pytest.raises(UnknownName, match="did you mean 'batch_order'"):
         CHECKS.get("batch_ordr")
     assert isinstance(CHECKS.get("knobs"), Check)
+
+
+HEAD = 'schema = "fidelity.suite/1"\n[suite]\nname = "small"\ngolden = "golden"\n'
+BLOCK = '[[check]]\nmodels = ["reference-kl"]\nlatents = ["normal"]\n'
+MATRIX = '[[matrix]]\nmodels = ["reference-kl"]\nlatents = ["normal"]\n[limits]\nrmse = { max = 1.0, origin = "t" }\n'
+
+
+def load(folder, text: str) -> suite.Suite:
+    path = folder / "small.toml"
+    path.write_text(HEAD + text)
+    return suite.load(path, registry)
+
+
+def test_a_check_block_is_a_full_product_and_its_cells_are_none_of_the_matrix(tmp_path):
+    axes = 'checks = ["slicing_alone", "second_decode"]\ndtype = ["fp32", "bf16"]\nslicing = [false, true]\n'
+    loaded = load(tmp_path, BLOCK + axes + MATRIX)
+    assert [case.id for case in loaded.cases][:2] == [
+        "reference-kl/normal/fp32-upcast0-slice0-t0-none",
+        "reference-kl/normal/fp32-upcast0-slice0-t0-none~slicing_alone",
+    ]
+    assert len(loaded.cases) == 1 + 2 * 2 * 2
+    idle = [case.id for case in loaded.cases if case.not_applicable]
+    assert idle == [f"reference-kl/normal/{dtype}-upcast0-slice0-t0-none~slicing_alone" for dtype in ("fp32", "bf16")]
+    assert {case.check: set(case.limits) for case in loaded.cases} == {
+        None: {"rmse"}, "slicing_alone": {checks.NAME}, "second_decode": {checks.NAME},
+    }  # fmt: skip
+    (only,) = suite.select(loaded, "*/bf16*~second*").cases[:1]
+    assert only.check == "second_decode"
+    planned = suite.with_plan(loaded, DecodePlan(dtype="bf16", slicing=True))
+    assert [case.check for case in planned.cases] == [None, "slicing_alone", "second_decode"]
+    own = dataclasses.replace(registry.MODELS.get("reference-kl"), name="mine")
+    mine = suite.load(tmp_path / "small.toml", registry, substitute=own)
+    assert {case.model for case in mine.cases} == {"mine"}
+    assert len(mine.cases) == len(loaded.cases)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BLOCK + 'checks = ["batch_ordr"]', r"check\[0\].checks\[0\]: unknown check .* did you mean 'batch_order'"),
+        (BLOCK, r"check\[0\].checks is missing"),
+        (BLOCK + "checks = []", r"check\[0\].checks is empty"),
+        (BLOCK + 'checks = ["knobs"]\ntillng = [false]', r"unknown axis 'tillng': did you mean 'tiling'"),
+        (MATRIX.replace("[limits]", 'checks = ["knobs"]\n[limits]'), "unknown axis 'checks'"),
+        ('[check]\nmodels = ["reference-kl"]', r"write \[\[check\]\]"),
+        (BLOCK + 'checks = ["knobs"]\n[limits]\nrmse = { max = 1.0, origin = "t" }', r"there is no \[\[matrix\]\]"),
+        (MATRIX + 'check_max_abs = { max = 1.0, origin = "t" }', r"there is no \[\[check\]\]"),
+        (MATRIX + '[[expect]]\nmatch = { check = "nobs" }\nverdict = "error"\nreason = "t"', "did you mean 'knobs'"),
+        (MATRIX + '[[expect]]\nmatch = { check = "knobs" }\nverdict = "error"\nreason = "t"', "matches none"),
+        (BLOCK + 'checks = ["knobs"]\n[[expect]]\nmatch = { dtype = "fp32" }\nverdict = "error"\nreason = "t"',
+         "matches none"),
+        (BLOCK + 'checks = ["knobs"]\n[[limits.where]]\nmatch = { check = "knobs" }\n'
+         'rmse = { max = 1.0, origin = "t" }', "a check has no other limit"),
+        (MATRIX + '[[limits.where]]\nmatch = { dtype = "fp32" }\ncheck_max_abs = { max = 1.0, origin = "t" }',
+         "only checks have it"),
+        (BLOCK + 'checks = ["slicing_alone"]', "nothing to judge: no case is applicable"),
+    ],
+)  # fmt: skip
+def test_a_suite_that_checks_nothing_or_something_unknown_is_refused(tmp_path, text, said):
+    with pytest.raises(RequestError, match=said):
+        load(tmp_path, text)
+
+
+def test_what_is_expected_against_a_golden_says_nothing_of_checks(tmp_path):
+    expect = '[[expect]]\nmatch = {{ {} }}\nverdict = "fail"\ndiagnosis = ["order"]\nreason = "t"\n'
+    text = BLOCK + 'checks = ["knobs", "a_b_a"]\n' + MATRIX
+    loaded = load(tmp_path, text + expect.format('dtype = "fp32"'))
+    assert {case.check: case.expected.verdict for case in loaded.cases} == {
+        None: "fail",
+        "knobs": "pass",
+        "a_b_a": "pass",
+    }
+    loaded = load(tmp_path, text + expect.format('check = "kn*", dtype = "fp32"'))
+    assert {case.check: case.expected.verdict for case in loaded.cases} == {
+        None: "pass",
+        "knobs": "fail",
+        "a_b_a": "pass",
+    }
+    exclude = '[[exclude]]\nmatch = { check = ["knobs", "a_b_a"] }\nreason = "t"\n'
+    assert [case.check for case in load(tmp_path, text + exclude).cases] == [None]
+
+
+def test_a_suite_s_own_bound_holds_for_pictures_and_not_for_counts(tmp_path):
+    text = BLOCK + 'checks = ["knobs", "transposed"]\ntiling = [{ tile = 16, overlap = 0.0 }]\n'
+    loaded = load(tmp_path, text + '[limits]\ncheck_max_abs = { max = 1.5, origin = "another device" }\n')
+    assert {case.check: case.limits[checks.NAME].max for case in loaded.cases} == {"knobs": 1.5, "transposed": 0.0}
+    where = '[[limits.where]]\nmatch = { check = "knobs" }\ncheck_max_abs = { max = 2.5, origin = "t" }\n'
+    assert {case.check: case.limits[checks.NAME].max for case in load(tmp_path, text + where).cases} == {
+        "knobs": 2.5, "transposed": 0.0,
+    }  # fmt: skip
