@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from fidelity.errors import EvaluationError
 from fidelity.lazy import torch
 from fidelity.records import DTYPES, DecodePlan, Measurement
 
@@ -52,8 +53,29 @@ def measure_noise(
     """Decode each plan under each condition. `measure(candidate, golden, plan)` is what a case would be measured by.
 
     Latents and golden (B, C, [T,] H, W) fp32, at least one item; position and alone are of the first item, beside the
-    second or, in a batch of one, beside its own mirror image. Raises what a decode raises.
+    second or, in a batch of one, beside its own mirror image. Raises what a decode raises, the model loaded anew.
+
+    The runner's own net is spread once, after the decodes and under the process's own thread count: its probe has the
+    bits of that count, and would take another's for state left behind.
     """
+    try:
+        yield from _measured(runner, latents, golden, plans, conditions, measure)
+    except BaseException:
+        runner.reload()
+        raise
+    leaks = runner.restore()["leaks"]
+    if leaks:
+        raise EvaluationError(f"a plain decode left something behind, so its noise means nothing: {leaks[0]}")
+
+
+def _measured(
+    runner: Runner,
+    latents: Tensor,
+    golden: Tensor,
+    plans: Sequence[DecodePlan],
+    conditions: Iterable[str],
+    measure: Measure,
+) -> Iterator[Noise]:
     for plan in plans:
         decode = _decoder(runner, plan)
         with threads(1):
@@ -96,7 +118,11 @@ def _between(plan: DecodePlan, condition: str, one: Tensor, other: Tensor, golde
 
 
 def _decoder(runner: Runner, plan: DecodePlan) -> Callable[[Tensor], Tensor]:
-    return lambda latents: runner.decode(latents, plan, trace=False).sample
+    def decode(latents: Tensor) -> Tensor:
+        with runner.applied(plan) as run:
+            return run(latents)[0]
+
+    return decode
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from fidelity import calibrate, gates, noise, registry, suite
 from fidelity.calibrate import Row, proposal, round_up, table
-from fidelity.errors import RequestError, SuiteError
+from fidelity.errors import EvaluationError, RequestError, SuiteError
 from fidelity.noise import ALONE, CONDITIONS, PLAIN, POSITION, REPEAT, THREADS, Noise
 from fidelity.records import DecodePlan, Limit, Measurement
 from tests.suites import LIMITS, fidelity, write_suite
@@ -102,15 +103,27 @@ class Stub:
 
     def __init__(self, repeat=0.0, threads=0.0, position=0.0, batch=0.0):
         self.repeat, self.threads, self.position, self.batch = repeat, threads, position, batch
-        self.count = 0
+        self.count, self.leaks, self.raising, self.reloaded, self.restored_with = 0, [], False, False, None
 
-    def decode(self, latents, plan, trace):
-        assert trace is False
+    @contextmanager
+    def applied(self, plan):
+        yield self._decode
+
+    def restore(self):
+        self.restored_with = torch.get_num_threads()
+        return {"leaks": self.leaks}
+
+    def reload(self):
+        self.reloaded = True
+
+    def _decode(self, latents):
+        if self.raising:
+            raise RuntimeError("no kernel")
         sample = latents.clone()
         sample += self.repeat * self.count + self.threads * (torch.get_num_threads() - 1)
         sample += self.position * torch.arange(len(latents)).reshape(-1, 1, 1, 1) + self.batch * (len(latents) - 1)
         self.count += 1
-        return type("Decoded", (), {"sample": sample})
+        return sample, {}
 
 
 def measured(candidate, golden, plan):
@@ -156,6 +169,21 @@ def test_threads_are_put_back_even_if_the_decode_raises():
     with pytest.raises(RuntimeError, match="no"), noise.threads(before + 1):
         raise RuntimeError("no")
     assert torch.get_num_threads() == before
+
+
+def test_the_runner_s_net_is_spread_at_its_own_thread_count_and_what_it_finds_is_raised():
+    """Its probe has the bits of that count: under another it would find a leak that is none, and make one of it."""
+    z, stub = torch.zeros(2, 3, 8, 8), Stub()
+    list(noise.measure_noise(stub, z, z, (BF16,), (THREADS,), measured))
+    assert stub.restored_with == torch.get_num_threads()
+    assert not stub.reloaded
+    stub.leaks = ["attribute use_slicing: False → True"]
+    with pytest.raises(EvaluationError, match="use_slicing"):
+        list(noise.measure_noise(stub, z, z, (BF16,), (THREADS,), measured))
+    stub.raising = True
+    with pytest.raises(RuntimeError, match="no kernel"):
+        list(noise.measure_noise(stub, z, z, (BF16,), (THREADS,), measured))
+    assert stub.reloaded
 
 
 def test_a_floor_is_the_worst_condition_and_plain_is_none_of_them():
@@ -293,6 +321,7 @@ def test_calibrate_and_the_upper_rule_on_the_embedded_model(tmp_path):
     cases = verdicts(tmp_path / "out")
     assert cases["reference-kl/ramp/bf16-upcast0-slice0-t0-none"].verdict == "pass"
     tiled = cases["reference-kl/ramp/bf16-upcast0-slice0-t16o0.25-none"]
+    assert tiled.diagnosis == ()  # rmse blames nothing by itself, and measuring the plain decode left nothing behind
     assert [reason.name for reason in tiled.reasons if "of the plain decode" in reason.message] == ["rmse"]
     assert any("plain" in case.seconds for case in cases.values())
     assert sum("plain" in case.seconds for case in cases.values()) == 1  # measured once for the golden and dtype
