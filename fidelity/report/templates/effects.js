@@ -89,7 +89,7 @@ function drawEffects() {
       requestAnimationFrame(() => effectChart(canvas, rows));
     }
     const pairs = stored.interactions.filter((row) => mine(row) && size(row) > 0).sort((a, b) => size(b) - size(a));
-    if (pairs.length) part.append(effectTable(`Interactions in ${name}`, "quadruples",
+    if (pairs.length) part.append(effectTable(`Interactions in ${name}`, "n",
       pairs.slice(0, MOST_INTERACTIONS).map((row) => [row.axes.map((axis, place) => named(axis, row.values[place])).join(" × "), row])));
     if (pairs.length > MOST_INTERACTIONS) part.append(el("p", { class: "note" }, `${pairs.length - MOST_INTERACTIONS} smaller ones are in results.json.`));
     box.append(part);
