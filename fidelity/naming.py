@@ -28,9 +28,7 @@ BY_TILE = 0.5
 BETTER = 0.5
 """What a gain and an offset of each tile must leave of what one for all leaves."""
 WIDE, SURE = 0.4, 0.995
-"""Share of the picture from which on a place must hold this share of the error; a tone that explains as much is sure."""
-MOST = 0.6
-"""Share of the picture that bands may cover for an error in them to be said to be gathered there."""
+"""Share of the picture from which on a place must hold this share of the error; a tone that explains that is sure."""
 COLOURED = 4.0
 """How many times the error's grey part its coloured part must be for it to be a hue."""
 STRANGE = 0.3
@@ -39,8 +37,8 @@ LEAST = 0.02
 """Grey levels RMS of error under which nothing is looked for in it."""
 STEP = 0.1
 """Grey levels of a step at the grid, against the oracle, that is called a seam."""
-BLUR = 0.08
-"""Share of fine detail lost. Measured: honest decodes 0.02 at most, a third of a 3×3 mean 0.15 and more."""
+BLUR = 0.12
+"""Share of fine detail lost. Measured: honest tiles 0.09 at most, a third of a 3×3 mean 0.15 and more."""
 WHOLE = ("order", "misaligned", "geometry", "double_normalised", "truncation", "clipping", "non_finite", "ghost")
 """Causes that explain the picture as a whole: no place in it is looked for beside them."""
 
@@ -118,16 +116,19 @@ def _placed(
     if (total / error.numel()) ** 0.5 < 1e-4:
         return
     places = _places(tiles)
-    # bands that cover most of the picture hold most of any error: then they are the last to be blamed
-    everywhere = float(places["band"].double().mean()) > MOST
-    told = _confined(squares, {name: mask for name, mask in places.items() if name != "band" or not everywhere})
+    # a place that covers much of the picture holds much of any error: it is the last to be blamed
+    told = _confined(squares, {name: mask for name, mask in places.items() if not _is_wide(mask)})
     if told is not None:
         yield told
         return
     if (total / error.numel()) ** 0.5 < LEAST:
         return
     picture = expected * levels(data_range)
-    told = _tone(error, picture, tiles) or _strange(squares, picture, tiles) or _after_first(squares, tiles)
+    told = (
+        _tone(error, picture, tiles)
+        or _strange(squares, picture, tiles, 1 - _whole(error, picture))
+        or _after_first(squares, tiles)
+    )
     gathered = _confined(squares, places)
     if told is not None:
         yield told
@@ -142,12 +143,15 @@ def _placed(
         yield gathered
 
 
+def _is_wide(mask: Tensor) -> bool:
+    return float(mask.double().mean()) > WIDE
+
+
 def _confined(squares: Tensor, places: dict[str, Tensor]) -> Reason | None:
     """The smallest of these places that holds nearly all of the error."""
     for name, mask in places.items():
         share = float(squares[mask].sum() / squares.sum())
-        # a place that covers much of the picture holds much of any error
-        if share >= (CONFINED if float(mask.double().mean()) < WIDE else SURE):
+        if share >= (SURE if _is_wide(mask) else CONFINED):
             y, x = divmod(int(squares.argmax()), squares.shape[1])
             said = f"{share:.0%} of the error against the oracle lies {PLACES[name]}, the most at x {x} y {y}"
             return Reason("cause", said, share, CONFINED, "share", (name,))
@@ -212,8 +216,8 @@ def _tone(error: Tensor, picture: Tensor, tiles: Layout) -> Reason | None:
     return Reason("cause", said, explained, BY_TILE, "share", ("chroma" if hue else "tone_drift",))
 
 
-def _strange(squares: Tensor, picture: Tensor, tiles: Layout) -> Reason | None:
-    """One row or column of tiles that shows something else, the others being as they should."""
+def _strange(squares: Tensor, picture: Tensor, tiles: Layout, unexplained: float) -> Reason | None:
+    """One row or column of tiles that shows something else, or all of them; not by a gain and offset of the whole."""
     total = float(squares.sum())
     for axis, word in (("y", "row"), ("x", "column")):
         for number, (start, stop) in enumerate(tiles.spans(axis)):
@@ -228,6 +232,10 @@ def _strange(squares: Tensor, picture: Tensor, tiles: Layout) -> Reason | None:
                     f"levels where the picture spreads by {spread:.1f}: it shows something else"
                 )
                 return Reason("cause", said, share, CONFINED, "share", ("geometry",))
+    level, spread = (total / (picture.numel())) ** 0.5, float(picture.std())
+    if level > STRANGE * spread and unexplained > 0.5:
+        said = f"error against the oracle is {level:.1f} levels where the picture spreads by {spread:.1f}"
+        return Reason("cause", f"{said}: tiles show something else", level, STRANGE * spread, diagnosis=("geometry",))
     return None
 
 

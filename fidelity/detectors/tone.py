@@ -158,10 +158,12 @@ def tile_weights(grid: TileGrid, cell: int) -> Tensor:
 
 
 def _ramps(axis: TileAxis, cell: int) -> Tensor:
-    """Each tile's blend weight along one axis, averaged over cells: (cells, tiles). The ramp is diffusers' i / band."""
+    """Each tile's blend weight along one axis, averaged over cells: (cells, tiles). The ramp is diffusers' i / band, of
+    a band that is no longer than the tile itself: a last tile may be shorter."""
     position = torch.arange(axis.size, dtype=torch.float64)[:, None]
     starts = torch.tensor(axis.starts, dtype=torch.float64)
-    shown = ((position - starts) / max(axis.band, 1)).clamp(0, 1) if axis.band else (position >= starts).double()
+    bands = (axis.size - starts).clamp_max(max(axis.band, 1))
+    shown = ((position - starts) / bands).clamp(0, 1) if axis.band else (position >= starts).double()
     shown[:, 0] = 1
     weights = shown - torch.nn.functional.pad(shown[:, 1:], (0, 1))
     return torch.nn.functional.avg_pool1d(weights.mT[None], cell, ceil_mode=True)[0].mT
