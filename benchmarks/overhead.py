@@ -2,7 +2,7 @@
 
     python benchmarks/overhead.py [SUITE]        # default suites/reference.toml
 
-Lists every decode that the run performs (judged, memory, reference), prints the whole run's time over theirs, and the
+Lists every decode that the run performs (judged, memory, oracle, reference), prints the whole run's time over theirs, and the
 peak resident memory of the parent and of its largest worker. Times are core-seconds: with two workers, each on a core
 of its own, the run has twice its wall time to spend.
 """
@@ -33,6 +33,7 @@ def main() -> None:
     rows = {
         "judged": [case.seconds["decode"] for case in result.cases if "decode" in case.seconds],
         "memory": [case.seconds["memory"] for case in result.cases if "memory" in case.seconds],
+        "oracle": [case.seconds["oracle"] for case in result.cases if "oracle" in case.seconds],
         "reference": [one.seconds for one in result.reference],
     }
     measure = sum(case.seconds.get("measure", 0.0) for case in result.cases)

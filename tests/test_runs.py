@@ -245,3 +245,26 @@ def test_a_plan_without_a_suite_needs_no_golden(tmp_path):
     (case,) = results(tmp_path / "out").cases
     assert case.id == "reference-kl/photo-pair/bf16-upcast0-slice0-t16o0.25-none"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_workers_end_with_a_parent_that_was_killed(recorded, tmp_path):
+    folder = shutil.copytree(recorded, tmp_path / "copy")
+    slow = PLUGIN.replace('if value == "kill":', "import time; time.sleep(600)\n        if value:")
+    (folder / "slow.py").write_text(slow)
+    write_suite(folder, 'fault = ["sleep"]')
+    command = [sys.executable, "-m", "fidelity.cli", "run", "small.toml", "--plugin", "slow", "--jobs", "1"]
+    running = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+    def children():
+        listed = Path(f"/proc/{running.pid}/task").glob("*/children")
+        return [int(pid) for path in listed for pid in path.read_text().split()]
+
+    deadline = time.monotonic() + 120
+    while not (workers := children()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert workers
+    running.kill()
+    running.wait()
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
