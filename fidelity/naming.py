@@ -67,7 +67,7 @@ def reasons(
     if expected is not None and isinstance(tiles, Layout) and bool(candidate.isfinite().all()):
         placed = list(_placed(candidate, expected, tiles, plan, receipts, data_range))
         # one gain and offset for the whole picture stands only where the error is no tile's
-        return placed or found
+        found = placed or found
     return found + list(_blurred(measurements))
 
 

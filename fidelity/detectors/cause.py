@@ -31,6 +31,8 @@ LEAST_OFFSET = 0.1
 """Grey levels; a smaller shift is not named."""
 MATCHES = 0.5
 """What another order, place or range must leave of the error, to be the one."""
+CUT, VARIES = 0.001, 1.0
+"""Share of the values that are equal to the extreme one, where the golden's spread by so many levels: they were cut."""
 MANY = 4096
 """Values of a sample that are never of 256 kinds only, unless they were whole numbers once."""
 LEAST_ERROR = 0.25
@@ -155,6 +157,19 @@ def rounding(pair: Pair, plan: DecodePlan, receipts: Receipts) -> Iterator[Cause
     outside = float((pair.golden != clipped).double().mean())
     if outside > 0 and torch.equal(pair.candidate, clipped):
         yield "clipping", f"the sample is the golden cut at the range: {outside:.2%} of its values lie outside"
+        return
+    for words, end, beyond in (
+        ("above", pair.candidate.max(), torch.greater_equal),
+        ("below", pair.candidate.min(), torch.less_equal),
+    ):
+        cut = pair.candidate == end
+        share = float(cut.double().mean())
+        there = pair.golden[cut]
+        varied = there.numel() > 1 and float(there.std()) * levels(pair.data_range) > VARIES
+        if share > CUT and varied and float(beyond(there, end).double().mean()) > 0.95:
+            level = float((end - low) * levels(pair.data_range))
+            yield "clipping", f"nothing is {words} {level:.1f} levels, where {share:.2%} of the sample is cut off"
+            return
 
 
 # ---------------------------------------------------------------- frames

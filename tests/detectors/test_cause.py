@@ -167,3 +167,28 @@ def test_a_ghost_of_the_neighbour(video):
 def test_an_honest_video_has_no_cause(video):
     candidate = p.noise(video.transpose(1, 2)[0], 0.5).transpose(0, 1)[None]
     assert named(candidate, video) == []
+
+
+@pytest.mark.parametrize("at", [1.0, 0.9, 0.5])
+def test_a_sample_cut_anywhere_is_clipping(at):
+    golden = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(4)) * 0.6
+    rounded = (golden + 1e-3 * torch.randn(golden.shape, generator=torch.Generator().manual_seed(5))).clamp(-at, at)
+    for candidate in (golden.clamp(-at, at), rounded):
+        found = causes(candidate, golden, plan=DecodePlan(), receipts={}, data_range=(-1.0, 1.0))
+        assert "clipping" in [name for name, _ in found]
+
+
+def test_a_sample_of_few_values_went_through_integers():
+    golden = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(4)) * 2 - 1
+    sixty_four = ((golden + 1) * 31.5).round() / 31.5 - 1
+    found = causes(sixty_four, golden, plan=DecodePlan(), receipts={}, data_range=(-1.0, 1.0))
+    assert [name for name, _ in found][:1] == ["truncation"]
+    assert causes(golden + 1e-4, golden, plan=DecodePlan(), receipts={}, data_range=(-1.0, 1.0)) == []
+
+
+def test_an_item_that_holds_a_share_of_another_is_a_ghost():
+    golden = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(4)).repeat_interleave(4, -1) * 2 - 1
+    candidate = golden.clone()
+    candidate[1] = torch.lerp(golden[1], golden[2], 0.05)
+    found = causes(candidate, golden, plan=DecodePlan(), receipts={}, data_range=(-1.0, 1.0))
+    assert [name for name, _ in found][:1] == ["ghost"]
