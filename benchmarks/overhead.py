@@ -2,7 +2,7 @@
 
     python benchmarks/overhead.py [SUITE]        # default suites/reference.toml
 
-Lists every decode that the run performs (judged, memory, oracle, reference), prints the whole run's time over theirs, and the
+Lists every decode that the run performs (judged, memory, oracle, reference), prints the whole run over theirs, and the
 peak resident memory of the parent and of its largest worker. Times are core-seconds: with two workers, each on a core
 of its own, the run has twice its wall time to spend.
 """

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from fidelity import registry, runs
 from fidelity import suite as suite_
+from fidelity.environment import check_device
 from fidelity.errors import RequestError
 from fidelity.records import Case, CaseResult, DecodePlan, Limit, RunResult
 
 if TYPE_CHECKING:
     from fidelity.evaluator import Evaluator
     from fidelity.runner import Decode
+
+
+VISIBLE_LINE = Limit(max=2.0, origin="visible: a line of two grey levels on a plain")
+"""What `check` holds a decode to that says that it tiles, unless it is given another limit on `tile_step`."""
 
 
 def evaluate(
@@ -37,11 +42,12 @@ def evaluate(
     options = runs.Options(device=device, jobs=jobs, plugins=plugins, record_missing=record_missing)
     if out is None:
         return runs.execute(loaded, None, options)
-    from fidelity import report
+    from fidelity import folders, report
 
-    with runs.staged(Path(out)) as staging:
-        result = runs.execute(loaded, staging, options)
-        report.write_all(result, staging)
+    with folders.staged(Path(out)) as stage:
+        result = runs.execute(loaded, stage.path, options)
+        report.write_all(result, stage.path)
+        stage.settle(result)
     return result
 
 
@@ -59,16 +65,22 @@ def check(
 
     `decode(module, latents)` gets latents (B, C, [T,] H, W) fp32 as the decoder takes them, and returns the sample in
     the model's declared range: a tensor or an output with `.sample`. `limits` bounds measurements by name: a number
-    (the most, or the least where higher is better) or {"max": …} / {"min": …}. `plan` tells what the decode claims to
-    do, as in `--plan`, so that seams are looked for where they must be. `golden` is a folder of stored goldens; without
-    it the reference is decoded here, once a process.
+    (the most, or the least where higher is better) or {"max": …} / {"min": …}. `plan` tells what the
+    decode claims to do, as in `--plan`: what the decoder's calls say against it fails, and where it tiles a visible
+    line fails too. `golden` is a folder of stored goldens; without it the reference is decoded here, once a process.
 
     Raises AssertionError with the reasons if it does not pass, RequestError if the request is wrong.
     """
     registry.load_plugins()
     claimed = suite_.parse_plan(plan, registry) if isinstance(plan, str) else plan or DecodePlan()
+    check_device(device)
+    if not isinstance(claimed, DecodePlan):
+        raise RequestError(f"plan is {plan!r}: write it as in --plan, 'bf16,tile=16,overlap=0.25'")
     bench = _bench(model, latents, device, None if golden is None else str(golden))
-    case = Case(model=model, latents=latents, plan=claimed, limits=_limits(limits))
+    held = _limits(limits)
+    if claimed.tiling is not None:
+        held.setdefault("tile_step", VISIBLE_LINE)
+    case = Case(model=model, latents=latents, plan=claimed, limits=held)
     result = bench.case(case, decode=decode)
     if result.verdict != "pass":
         raise AssertionError(explain(result))
@@ -92,14 +104,26 @@ def _limits(limits: Mapping[str, float | Mapping[str, Any]]) -> dict[str, Limit]
     known = {**dict(registry.METRICS.items()), **dict(registry.DETECTORS.items())}
     found = {}
     for name, bound in limits.items():
+        if not isinstance(bound, (int, float, Mapping)):
+            raise RequestError(f"limits[{name!r}] is {bound!r}: give a number, or {{'max': …}} or {{'min': …}}")
         if name not in known and name != "tile_seam":
             raise RequestError(registry.unknown("measurement", name, [*known, "tile_seam"]))
         if isinstance(bound, Mapping):
-            found[name] = Limit(**{"origin": "check()", **bound})
+            found[name] = _table(name, bound, known)
         else:
             side = "min" if name in known and known[name].better == "higher" else "max"
             found[name] = Limit(origin="check()", **{side: float(bound)})
     return found
+
+
+def _table(name: str, bound: Mapping[str, Any], known: Mapping[str, registry.Instrument]) -> Limit:
+    strange = [key for key in bound if key not in ("max", "min", "origin")]
+    if strange or not {"max", "min"} & set(bound):
+        raise RequestError(f"limits[{name!r}] is {dict(bound)!r}: give a number, or {{'max': …}} or {{'min': …}}")
+    useless = "max" if name in known and known[name].better == "higher" else "min"
+    if useless in bound:
+        raise RequestError(f"limits[{name!r}]: a {useless} holds nothing, since the other way is worse")
+    return Limit(**{"origin": "check()", **bound})
 
 
 @lru_cache(maxsize=4)

@@ -6,7 +6,9 @@ Exit status: 0 as the suites expect · 1 a gate failed · 2 the request is wrong
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from fidelity.suite import Suite
 
 WRONG_REQUEST, NOT_JUDGED, INTERRUPTED = 2, 3, 130
+_STATUS: list[int] = []
+"""Statuses of the runs that ended, for when their printing cannot."""
 QUICK_SUITE = Path(__file__).parent / "data" / "quick.toml"
 
 plugin_option = click.option("--plugin", "plugins", multiple=True, metavar="MODULE", help="Import MODULE first.")
@@ -76,7 +80,7 @@ def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str 
 
     Without a SUITE, --plan is judged on a pair of photographs against a golden recorded on the spot.
     """
-    from fidelity import runs
+    from fidelity import folders, runs
     from fidelity import suite as suite_
 
     registry, substitute, mine = _prepare(plugins, model)
@@ -87,14 +91,14 @@ def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str 
     for path in suites or (QUICK_SUITE,):
         one = suite_.load(path, registry, substitute=mine)
         one = suite_.with_plan(one, wanted) if wanted is not None else one
-        loaded.append(suite_.select(one, glob) if glob else one)
+        loaded.append(suite_.select(one, glob) if glob is not None else one)
     names = [one.name for one in loaded]
     if len(set(names)) < len(names):
         raise RequestError(f"two of the suites have the same name ({', '.join(names)}): rename one")
     parent = out or Path("runs")
-    folders = [out] if out is not None and len(loaded) == 1 else [parent / one.name for one in loaded]
-    for folder in folders:
-        runs.refuse_foreign(folder)
+    targets = [out] if out is not None and len(loaded) == 1 else [parent / one.name for one in loaded]
+    for folder in targets:
+        folders.refuse_foreign(folder)
     options = runs.Options(
         device=device,
         jobs=jobs,
@@ -104,7 +108,22 @@ def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str 
         record_missing=record_missing,
         private_goldens=not suites,
     )
-    return max(_run_one(one, folder, options, resume, quiet) for one, folder in zip(loaded, folders))
+    status = 0
+    for one, folder in zip(loaded, targets):
+        request = _request(str(one.path) if suites else None, plan, model, device, plugins)
+        status = max(status, _run_one(one, folder, dataclasses.replace(options, request=request), resume, quiet))
+        if status == INTERRUPTED:
+            break
+    return status
+
+
+def _request(suite: str | None, plan: str | None, model: str | None, device: str, plugins: tuple[str, ...]) -> str:
+    """The command line that reproduces a case, up to its --case."""
+    words = ["fidelity", "run", *([suite] if suite else [])]
+    for option, value in (("--plan", plan), ("--model", model), *(("--plugin", name) for name in plugins)):
+        words += [option, value] if value is not None else []
+    words += ["--device", device] if device != "cpu" else []
+    return shlex.join(words)
 
 
 def _run_one(one: Suite, folder: Path, options: Options, resume: bool, quiet: bool) -> int:
@@ -112,21 +131,24 @@ def _run_one(one: Suite, folder: Path, options: Options, resume: bool, quiet: bo
     import time
     from contextlib import nullcontext
 
-    from fidelity import report, runs
+    from fidelity import folders, report, runs
     from fidelity.report import console
 
     start = time.monotonic()
-    kept = runs.resumable(folder, one) if resume else ()
-    with runs.staged(folder) as staging:
-        if kept and (folder / "images").is_dir():
-            shutil.copytree(folder / "images", staging / "images")
-        with console.progress(len(one.judged) - len(kept)) if not quiet else nullcontext(runs.silent) as advance:
-            result = runs.execute(one, staging, options, kept=kept, progress=advance)
-        report.write_all(result, staging)
+    kept = folders.resumable(folder, one, options) if resume else None
+    with folders.staged(folder) as stage:
+        if kept is not None and (folder / "images").is_dir():
+            shutil.copytree(folder / "images", stage.path / "images")
+        with console.progress(len(one.judged)) if not quiet else nullcontext(runs.silent) as advance:
+            result = runs.execute(one, stage.path, options, kept=kept, progress=advance)
+        report.write_all(result, stage.path)
+        folder = stage.settle(result, resumed=resume)
+    status = INTERRUPTED if result.partial else result.exit_status
+    _STATUS.append(status)
     if not quiet:
         console.table(result)
     console.finish(result, seconds=time.monotonic() - start, report=folder / "report.html")
-    return INTERRUPTED if result.partial else result.exit_status
+    return status
 
 
 # ---------------------------------------------------------------- ls, validate, inspect
@@ -380,11 +402,17 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(error.ctx.get_help() if error.ctx else "")
         status = 0
     except click.ClickException as error:
-        click.echo(f"fidelity: {error.format_message()}", err=True)
+        click.echo(f"fidelity: {' '.join(error.format_message().split())}", err=True)
         status = WRONG_REQUEST
     except click.Abort:
         click.echo("fidelity: interrupted; nothing was written", err=True)
         status = INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has gone; what was asked for is written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        status = _STATUS[-1] if _STATUS else NOT_JUDGED
+    except OSError as error:
+        click.echo(f"fidelity: {error.filename or 'a file'} cannot be used: {error.strerror or error}", err=True)
+        status = WRONG_REQUEST
     except FidelityError as error:
         click.echo(f"fidelity: {error}", err=True)
         status = WRONG_REQUEST if isinstance(error, RequestError) else NOT_JUDGED

@@ -15,7 +15,7 @@ import msgspec
 from fidelity import checks, gates, golden, images, naming, oracles
 from fidelity import latents as latents_
 from fidelity.environment import environment_class
-from fidelity.errors import EvaluationError
+from fidelity.errors import EvaluationError, GoldenError
 from fidelity.golden import Golden
 from fidelity.lazy import torch
 from fidelity.measuring import blame, measure
@@ -66,10 +66,12 @@ class Evaluator:
         device: str = "cpu",
         folder: Path | None = None,
         suite_path: str = "SUITE",
+        request: str = "",
         gate_regressions: bool = True,
     ):
         self.models, self.sources, self.root = models, sources, root
         self.device, self.folder, self.suite_path = device, folder, suite_path
+        self.request = request or f"fidelity run {suite_path}"
         self.gate_regressions = gate_regressions
         self._runners: dict[str, Runner] = {}
         self._golden: tuple[tuple[str, str], Golden] | None = None
@@ -95,9 +97,22 @@ class Evaluator:
             self._golden = self._oracle = None  # one at a time
             self._measured.clear()
             self._plain = None
-            loaded = golden.load(self.root, model, latents, weights_digest=self.weights_digest(model))
+            digest = self.weights_digest(model)
+            loaded = golden.load(self.root, model, latents, weights_digest=digest, suite=self.suite_path)
+            self._refuse_other(loaded)
             self._golden = ((model, latents), loaded)
         return self._golden[1]
+
+    def _refuse_other(self, loaded: Golden) -> None:
+        """Raise GoldenError if the certificate is of another reference plan or range than the model's."""
+        certificate = loaded.certificate
+        model = self.models[certificate.model]
+        wanted = {"plan": REFERENCE_PLAN.id, "data_range": model.data_range, "reference": model.reference}
+        for name, value in wanted.items():
+            seen = getattr(certificate, name)
+            if seen != value:
+                what = f"golden {certificate.model}/{certificate.latents}: its {name} is {seen}, the model's {value}"
+                raise GoldenError(f"{what}: fidelity golden approve {self.suite_path} --reason … records it anew")
 
     def plain(self, model: str, latents: str) -> Plain:
         """What the plain full decodes of these latents cost; one a golden."""
@@ -131,6 +146,17 @@ class Evaluator:
             replace=replace,
         )
 
+    def renewed(self, model: str, latents: str) -> Reference:
+        """The reference held against its golden; one that does not hold is recorded anew, for `golden approve`."""
+        try:
+            held = self.reference(model, latents)
+        except GoldenError:  # damaged, or of other weights: what approving is for
+            held = None
+        if held is not None and held.ok:
+            return held
+        self.record(model, latents, replace=True)
+        return self.reference(model, latents, recorded=True)
+
     def reference(self, model: str, latents: str, *, recorded: bool = False) -> Reference:
         """Decode the reference again and hold it against its golden: nothing that leans on it passes if it moved."""
         stored = self.golden(model, latents)
@@ -138,6 +164,7 @@ class Evaluator:
         same = stored.certificate.environment_class == here
         limit = DRIFT_LIMIT_SAME if same else DRIFT_LIMIT_OTHER
         about: dict[str, Any] = {"model": model, "latents": latents, "limit": limit, "same_environment": same}
+        about["approved"] = here in stored.approved
         made = self.make_latents(model, latents)
         if made.shape != stored.latents.shape or not torch.allclose(made, stored.latents, rtol=1e-3, atol=1e-3):
             moved = f"the latents {latents!r} made now differ from the golden's: fidelity golden approve records anew"
@@ -310,7 +337,7 @@ class Evaluator:
         measurements: dict[str, Measurement] | None = None,
         pictures: dict[str, tuple[str, ...]] | None = None,
     ) -> CaseResult:
-        result = result_of(case, verdict, reasons, self.suite_path)
+        result = result_of(case, verdict, reasons, self.request)
         if decoded is None:
             return result
         return msgspec.structs.replace(

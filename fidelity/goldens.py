@@ -45,10 +45,13 @@ def verify(suite: Suite, options: Options, *, filtered: bool = False) -> tuple[l
 
 
 def unused(suite: Suite) -> list[Key]:
-    """Goldens in the suite's folder that neither it nor any suite beside it uses."""
+    """Goldens that neither the suite nor any suite beside it uses; those of a model that none names (--model) are
+    somebody's own."""
     neighbours = [other for other in load_all(suite.path.parent, suite) if other.golden == suite.golden]
-    wanted = {key for other in [suite, *neighbours] for key in keys(other)}
-    return golden.unused(suite.golden, wanted)
+    suites = [suite, *neighbours]
+    models = {model for other in suites for model in other.models}
+    wanted = {key for other in suites for key in keys(other)}
+    return [key for key in golden.unused(suite.golden, wanted) if key[0] in models]
 
 
 def prune(suite: Suite) -> list[Key]:
@@ -64,26 +67,16 @@ def approve(suite: Suite, options: Options, *, reason: str, progress: Progress =
 
     Returns the run and the goldens that were recorded anew.
     """
+    if not reason.strip():
+        raise GoldenError("--reason is empty: say why these measurements are right; nothing was changed")
     needed = keys(suite)
-    moved = [Hold(*key, record=True, replace=True) for key in needed if not _is_sound(suite, key)]
-    ask(suite, options, moved)
-    held = ask(suite, options, [Hold(*key) for key in needed])
-    drifted = [reply.reference for reply in held if isinstance(reply, Held) and not reply.reference.ok]
-    renewed = [Hold(one.model, one.latents, record=True, replace=True) for one in drifted]
-    ask(suite, options, renewed)
+    held = ask(suite, options, [Hold(*key, renew=True) for key in needed])
+    renewed = [key for key, reply in zip(needed, held) if isinstance(reply, Held) and reply.reference.recorded]
     floors = _floors(suite, options, needed)
     with tempfile.TemporaryDirectory(prefix="fidelity-") as folder:
         result = execute(suite, Path(folder), dataclasses.replace(options, gate_regressions=False), progress=progress)
     _store(suite, result, floors, reason)
-    return result, [(task.model, task.latents) for task in [*moved, *renewed]]
-
-
-def _is_sound(suite: Suite, key: Key) -> bool:
-    try:
-        golden.check(suite.golden, *key, suite=str(suite.path))
-    except GoldenError:
-        return False
-    return True
+    return result, renewed
 
 
 def _floors(suite: Suite, options: Options, needed: list[Key]) -> dict[Key, dict[str, dict[str, float]]]:

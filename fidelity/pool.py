@@ -162,9 +162,13 @@ class Pool:
                         with lock:
                             on_reply(task, reply)
                 except WorkerDied as error:
-                    with lock:
-                        queue.extendleft(reversed(list(on_death(task, error))))
+                    try:
+                        with lock:
+                            queue.extendleft(reversed(list(on_death(task, error))))
+                    except BaseException as failure:  # raised again by the caller's thread
+                        failures.append(failure)
                 except BaseException as error:  # raised again by the caller's thread
+                    worker.stop()  # it may be in the middle of its replies
                     failures.append(error)
 
         threads = [threading.Thread(target=drain, args=(worker,), daemon=True) for worker in self.workers]

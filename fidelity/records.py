@@ -437,6 +437,8 @@ class Reference(Struct, frozen=True):
     limit: float
     ok: bool
     same_environment: bool
+    approved: bool = False
+    """Whether measurements were approved in this environment class, so that regressions are gated."""
     reason: str | None = None
     recorded: bool = False
     """Whether this run recorded the golden (--record-missing)."""

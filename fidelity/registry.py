@@ -223,5 +223,5 @@ def load_plugins(modules: Sequence[str] = ()) -> None:
             load()
         except FidelityError:
             raise
-        except Exception as error:  # whatever a plugin raises stops the run, with its name
+        except (Exception, SystemExit) as error:  # whatever a plugin raises stops the run, with its name
             raise PluginError(f"plugin {name!r} does not import: {type(error).__name__}: {error}") from error

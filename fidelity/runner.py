@@ -18,7 +18,7 @@ from fidelity import optimizations, oracles
 from fidelity.lazy import torch
 from fidelity.memory import allocator
 from fidelity.optimizations import state
-from fidelity.optimizations.observe import observe
+from fidelity.optimizations.observe import dtype_name, observe
 from fidelity.optimizations.precision import is_emulated
 from fidelity.records import Decoded, DecodePlan, MemoryTrace, Model, Observation, Proof, Receipts
 
@@ -84,18 +84,23 @@ class Runner:
                 torch.no_grad(),
                 optimizations.apply_plan(self.module, applied, model=self.model, device=self.device) as proofs,
             ):
-                fed = latents.to(self.device, dtype=_compute_dtype(applied))
                 taken: dict[str, float] = {}
                 if trace and not emulated:
                     start = time.perf_counter()
-                    traced, memory = self._trace(run, fed)
+                    traced, memory = self._trace(run, self._feed(latents, applied))
                     taken["memory"] = time.perf_counter() - start
+                fed = self._feed(latents, applied)
+                if traced is None and emulated and applied.options:  # no oracle, no traced decode: does it repeat?
+                    traced = sample_of(run(self.module, fed.clone())).detach().to("cpu", torch.float32)
                 sample, taken["decode"], seen, resident = self._judge(run, fed, plan)
                 receipts = _receipts(proofs, seen) if decode is None else _claims(seen, plan)
         except BaseException:
             self._load()  # whatever a crash left behind must not reach the next case
             raise
         receipts["state"] = self._restored()
+        if not torch.equal(fed, self._feed(latents, applied)):
+            stuck = ["the decode changed its latents in place", *receipts["state"]["leaks"]]
+            receipts["state"] |= {"engaged": False, "restored": False, "leaks": stuck}
         candidate = sample.detach().to("cpu", torch.float32)
         if memory.method and resident is not None:
             memory = msgspec.structs.replace(memory, resident_peak_bytes=resident + (memory.weights_bytes or 0))
@@ -113,8 +118,7 @@ class Runner:
         ):
 
             def decode(latents: Tensor) -> tuple[Tensor, Receipts]:
-                fed = latents.to(self.device, dtype=_compute_dtype(plan))
-                sample, _, seen, _ = self._judge(self.model.family.decode, fed, plan)
+                sample, _, seen, _ = self._judge(self.model.family.decode, self._feed(latents, plan), plan)
                 return sample.detach().to("cpu", torch.float32).clone(), _receipts(proofs, seen)
 
             yield decode
@@ -134,15 +138,18 @@ class Runner:
             torch.no_grad(),
             optimizations.apply_plan(self.module, plan, model=self.model, device=self.device),
         ):
-            fed = latents.to(self.device, dtype=_compute_dtype(plan))
-            _, memory = self._trace(self.model.family.decode, fed)
+            _, memory = self._trace(self.model.family.decode, self._feed(latents, plan))
         return memory.allocated_peak_bytes
 
     def expected(self, latents: Tensor, plan: DecodePlan) -> Tensor:
         """What the plan's options should give, by the oracle: fp32 on the CPU, shape as the sample."""
-        fed = latents.to(self.device, dtype=_compute_dtype(plan))
+        fed = self._feed(latents, plan)
         sample = oracles.expected(self.module, fed, plan, model=self.model, device=self.device)
         return sample.detach().to("cpu", torch.float32)
+
+    def _feed(self, latents: Tensor, plan: DecodePlan) -> Tensor:
+        """Latents of a decode's own: one that writes to them must not reach the golden's."""
+        return latents.detach().to(self.device, dtype=_compute_dtype(plan), copy=True)
 
     def _trace(self, run: Decode, latents: Tensor) -> tuple[Tensor, MemoryTrace]:
         output, memory = allocator.trace(
@@ -220,15 +227,35 @@ def _claims(seen: Observation, plan: DecodePlan) -> Receipts:
     A decode that goes past the model's decoder leaves nothing to prove; the picture alone decides then.
     """
     receipts = _decoder_receipt(seen)
+    refuted = _refuted(seen, plan) if seen.calls else {}
     for name in plan.settings:
         own = f"claimed by the decode itself: the decoder was called {seen.calls} times, nothing more can be proved"
-        receipts[name] = {"requested": True, "engaged": None, "reason": own, "calls": seen.calls}
+        wrong = refuted.get(name)
+        receipts[name] = {"requested": True, "engaged": False if wrong else None, "reason": wrong or own}
     if plan.tiling is not None and seen.grid is not None:
-        receipts["tiling"]["grid"] = msgspec.to_builtins(seen.grid)
-        if seen.calls == 1 and seen.grid.count > 1:
-            missed = f"expected {seen.grid.count} tiles, saw one decoder call"
-            receipts["tiling"] |= {"engaged": False, "reason": missed}
+        receipts["tiling"] |= {"calls": seen.calls, "grid": msgspec.to_builtins(seen.grid)}
     return receipts
+
+
+def _refuted(seen: Observation, plan: DecodePlan) -> dict[str, str]:
+    """What the decoder's calls say against a plan's claims, by setting."""
+    found = {}
+    dtype = dtype_name("fp32" if plan.force_upcast else plan.dtype)
+    if "precision" in plan.settings and seen.middle_dtypes - {dtype}:
+        found["precision"] = (
+            f"{dtype} claimed, {', '.join(sorted(seen.middle_dtypes))} seen in the middle of the decoder"
+        )
+    batches = {shape[0] for shape in seen.shapes}
+    if plan.slicing and batches != {1}:
+        found["slicing"] = f"slicing claimed, the decoder saw batches of {', '.join(map(str, sorted(batches)))}"
+    if plan.tiling is not None and seen.grid is not None:
+        calls = seen.grid.count * (seen.batch if batches == {1} else 1)
+        side = max(max(shape[-2:]) for shape in seen.shapes)
+        if seen.calls != calls:
+            found["tiling"] = f"expected {calls} decoder calls for {seen.grid.count} tiles, saw {seen.calls}"
+        elif side > plan.tiling.tile:
+            found["tiling"] = f"tiles of {plan.tiling.tile} latent pixels claimed, the decoder saw {side}"
+    return found
 
 
 def _bits(sample: Tensor) -> Tensor:

@@ -5,29 +5,25 @@ Nothing is written to the folder before the run has ended: it is made beside it 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import shutil
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from fidelity import golden
 from fidelity.attribution import attribute
-from fidelity.errors import EvaluationError, GoldenError, OutputError, RequestError, WorkerDied
+from fidelity.errors import EvaluationError, GoldenError, RequestError, WorkerDied
 from fidelity.pool import Pool, default_jobs
-from fidelity.records import Case, CaseResult, Reason, Reference, RunResult, from_json
+from fidelity.records import Case, CaseResult, Reason, Reference, RunResult
 from fidelity.suite import Suite
 from fidelity.verdicts import result_of
-from fidelity.worker import Held, Hold, Judge, Judged, Refused, Reply, Setup, Task
-
-MARK = "results.json"
+from fidelity.worker import Held, Hold, Judge, Judged, Prepare, Refused, Reply, Setup, Task
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,8 @@ class Options:
     substitute: tuple[str, str] | None = None
     record_missing: bool = False
     gate_regressions: bool = True
+    request: str = ""
+    """The command line that reproduces a case, up to its --case; by default that of the suite."""
     private_goldens: bool = False
     """Record the goldens in a temporary folder instead of the suite's own: for a plan asked for by itself."""
 
@@ -56,7 +54,17 @@ class Options:
             substitute=self.substitute,
             folder=str(folder) if folder else None,
             gate_regressions=self.gate_regressions,
+            request=self.request,
         )
+
+    def about(self) -> dict[str, Any]:
+        """What of the request decides on the results, as JSON has it."""
+        substitute = list(self.substitute) if self.substitute else None
+        return {"device": self.device, "plugins": list(self.plugins), "model": substitute}
+
+    def reproducing(self, suite: Suite) -> str:
+        """The command line up to --case."""
+        return self.request or f"fidelity run {suite.path}"
 
 
 Progress = Callable[[str], None]
@@ -71,10 +79,10 @@ def execute(
     folder: Path | None,
     options: Options,
     *,
-    kept: tuple[CaseResult, ...] = (),
+    kept: RunResult | None = None,
     progress: Progress = silent,
 ) -> RunResult:
-    """Judge every case of `suite`; pictures go to `folder`. `kept` are results that need not be judged again.
+    """Judge every case of `suite`; pictures go to `folder`. `kept` is an earlier run of it, to be completed.
 
     Raises RequestError, before anything is decoded, if a golden is missing or the request is wrong. An interrupt gives
     a partial result.
@@ -83,8 +91,9 @@ def execute(
         if options.private_goldens:
             suite = dataclasses.replace(suite, golden=Path(scratch) / "golden")
         missing = _missing_goldens(suite, options)
-        with Pool(options.setup(suite, folder), options.jobs or default_jobs(options.device), Path(scratch)) as pool:
-            return Run(suite, pool, missing, kept, progress).result()
+        jobs = default_jobs(options.device) if options.jobs is None else options.jobs
+        with Pool(options.setup(suite, folder), jobs, Path(scratch)) as pool:
+            return Run(suite, pool, missing, options, kept, progress).result()
 
 
 class Run:
@@ -95,11 +104,13 @@ class Run:
         suite: Suite,
         pool: Pool,
         missing: set[tuple[str, str]],
-        kept: tuple[CaseResult, ...],
+        options: Options,
+        kept: RunResult | None = None,
         progress: Progress = silent,
     ):
         self.suite, self.pool, self.missing, self.progress = suite, pool, missing, progress
-        self.results: dict[str, CaseResult] = {result.id: result for result in kept}
+        self.options, self.request, self.kept = options, options.reproducing(suite), kept
+        self.results: dict[str, CaseResult] = {}
         self.references: dict[tuple[str, str], Reference] = {}
         """Held once each; a caller who judges case by case hands in those that it has."""
         self.notes: list[str] = []
@@ -114,16 +125,24 @@ class Run:
         partial = False
         try:
             self._hold_references()
+            self._keep_earlier()
             self._judge_cases()
+            self._refuse_to_lose()
         except KeyboardInterrupt:
             partial = True
             self.notes.append("interrupted: go on with --resume")
         if self.missing:
             names = ", ".join("/".join(key) for key in sorted(self.missing))
             self.notes.append(f"the goldens {names} were recorded in this very run and judged against")
+        ungated = [f"{one.model}/{one.latents}" for one in self.references.values() if not one.approved]
+        if ungated:
+            here = self.pool.environment.get("class")
+            self.notes.append(
+                f"nothing is approved in {here} for {', '.join(ungated)}: regressions are not gated there"
+            )
         cases = tuple(self.results[case.id] for case in self.suite.cases if case.id in self.results)
         return RunResult(
-            suite={**self.suite.about(), "seconds": time.monotonic() - start},
+            suite={**self.suite.about(), "seconds": time.monotonic() - start, "request": self.options.about()},
             environment=self.pool.environment,
             reference=tuple(self.references.values()),
             cases=cases,
@@ -142,6 +161,7 @@ class Run:
     def _hold_references(self) -> None:
         needed = dict.fromkeys((case.model, case.latents) for case in self._open_cases() if case.check is None)
         keys = [key for key in needed if key not in self.references]
+        self._prepare_missing()
 
         def on_reply(task: Task, reply: Reply) -> None:
             if isinstance(reply, Refused):
@@ -159,13 +179,44 @@ class Run:
 
         self.pool.run([Hold(*key, record=key in self.missing) for key in keys], on_reply, on_death)
 
+    def _prepare_missing(self) -> None:
+        """Make the latents of every golden to be recorded before the first is: a wrong request writes nothing."""
+
+        def on_reply(task: Task, reply: Reply) -> None:
+            if isinstance(reply, Refused):
+                raise (RequestError if reply.wrong_request else EvaluationError)(reply.message)
+
+        def on_death(task: Task, error: WorkerDied) -> list[Task]:
+            raise error
+
+        self.pool.run([Prepare(*key) for key in sorted(self.missing)], on_reply, on_death)
+
+    def _keep_earlier(self) -> None:
+        """Take over the earlier run's judged cases if it ran where this one runs."""
+        if self.kept is None:
+            return
+        for name in ("class", "versions"):
+            if self.kept.environment.get(name) != self.pool.environment.get(name):
+                self.notes.append(f"--resume kept nothing: the earlier run was made with another {name}")
+                return
+        moved = {(one.model, one.latents) for one in self.references.values() if not one.ok}
+        for result in self.kept.cases:
+            if result.verdict in ("pass", "fail") and (result.model, result.latents) not in moved:
+                self.results.setdefault(result.id, result)
+
+    def _refuse_to_lose(self) -> None:
+        """A case without a result is an error, whatever lost it."""
+        for case in self._open_cases():
+            reason = Reason("lost", "no worker gave a result for this case: run it again", diagnosis=("crash",))
+            self._keep(result_of(case, "error", (reason,), self.request))
+
     def _judge_cases(self) -> None:
         for case in (case for case in self._open_cases() if case.check is None):
             reference = self.references[case.model, case.latents]
             if not reference.ok:
                 reason = Reason("reference", reference.reason or "drifted", reference.drift, reference.limit,
                                 "grey levels", diagnosis=("drift", *reference.diagnosis))  # fmt: skip
-                self._keep(result_of(case, "error", (reason,), str(self.suite.path)))
+                self._keep(result_of(case, "error", (reason,), self.request))
 
         def on_reply(task: Task, reply: Reply) -> None:
             assert isinstance(task, Judge)
@@ -174,13 +225,15 @@ class Run:
             elif isinstance(reply, Refused):  # its golden vanished or changed while the run went on
                 for case in task.cases:
                     if case.id not in self.results:
-                        self._keep(result_of(case, "error", (Reason("golden", reply.message),), str(self.suite.path)))
+                        self._keep(result_of(case, "error", (Reason("golden", reply.message),), self.request))
 
         def on_death(task: Task, error: WorkerDied) -> list[Task]:
             assert isinstance(task, Judge)
             left = [case for case in task.cases if case.id not in self.results]
+            if not left:  # it died after its last reply: nothing is lost
+                return []
             lost = Reason("worker", str(error), diagnosis=("crash",))
-            self._keep(result_of(left[0], "error", (lost,), str(self.suite.path)))
+            self._keep(result_of(left[0], "error", (lost,), self.request))
             return [Judge(tuple(left[1:]))] if left[1:] else []
 
         self.pool.run(_tasks(self._open_cases()), on_reply, on_death)
@@ -198,7 +251,7 @@ class Bench:
     def judge(self, case: Case) -> CaseResult:
         """The result of a case; an `error` if its reference drifted or the worker died. Raises GoldenError."""
         alone = dataclasses.replace(self.suite, cases=(case,))
-        run = Run(alone, self._pool, _missing_goldens(alone, self.options), kept=())
+        run = Run(alone, self._pool, _missing_goldens(alone, self.options), self.options)
         run.references = self._references
         return run.result().cases[0]
 
@@ -228,65 +281,4 @@ def _missing_goldens(suite: Suite, options: Options) -> set[tuple[str, str]]:
     return set()
 
 
-# ---------------------------------------------------------------- the folder of a run
-
-
-def refuse_foreign(folder: Path) -> None:
-    """Raise OutputError if `folder` exists and is not a fidelity run, or cannot be written."""
-    if folder.exists():
-        if not folder.is_dir():
-            raise OutputError(f"{folder} is a file: name a folder with --out")
-        if any(folder.iterdir()) and not _is_run(folder):
-            raise OutputError(
-                f"{folder} holds something other than a fidelity run, nothing replaced: name another --out"
-            )
-    anchor = next(parent for parent in [folder, *folder.absolute().parents] if parent.exists())
-    if not anchor.is_dir() or not os.access(anchor, os.W_OK | os.X_OK):
-        raise OutputError(f"{folder} cannot be written: {anchor} is not a writable folder, choose another --out")
-
-
-def _is_run(folder: Path) -> bool:
-    try:
-        return b'"fidelity.results/' in (folder / MARK).read_bytes()
-    except OSError:
-        return False
-
-
-@contextlib.contextmanager
-def staged(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `folder` when the block ends well, and vanishes when it does not."""
-    refuse_foreign(folder)
-    folder = folder.absolute()
-    made = [parent for parent in folder.parents if not parent.exists()]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        yield staging
-        staging.chmod(0o755)
-        if folder.exists():
-            retired = staging.with_suffix(".old")
-            folder.rename(retired)
-            staging.rename(folder)
-            shutil.rmtree(retired)
-        else:
-            staging.rename(folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        for parent in made if not folder.exists() else ():
-            with contextlib.suppress(OSError):  # somebody else put something there meanwhile
-                parent.rmdir()
-
-
-def resumable(folder: Path, suite: Suite) -> tuple[CaseResult, ...]:
-    """Results of an earlier run of this very suite that need not be judged again. Raises RequestError."""
-    try:
-        earlier = from_json((folder / MARK).read_bytes(), RunResult)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise RequestError(f"--resume: {folder / MARK} cannot be read ({error}): run without --resume") from error
-    if earlier.suite.get("digest") != suite.digest:
-        raise RequestError(f"--resume: {folder} holds a run of another suite or an edited one: run without --resume")
-    wanted = {case.id for case in suite.cases}
-    return tuple(result for result in earlier.cases if result.id in wanted and result.verdict in ("pass", "fail"))
-
-
-__all__ = ["Bench", "Options", "execute", "refuse_foreign", "resumable", "staged"]
+__all__ = ["Bench", "Options", "execute", "silent"]

@@ -26,7 +26,7 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:300]
 
 
-def result_of(case: Case, verdict: Any, reasons: tuple[Reason, ...], suite_path: str = "SUITE") -> CaseResult:
+def result_of(case: Case, verdict: Any, reasons: tuple[Reason, ...], request: str = "fidelity run SUITE") -> CaseResult:
     """The CaseResult of a case with this verdict, before anything measured is added."""
     named = gates.diagnosis(reasons)
     return CaseResult(
@@ -43,5 +43,5 @@ def result_of(case: Case, verdict: Any, reasons: tuple[Reason, ...], suite_path:
         diagnosis=named,
         limits=case.limits,
         check=case.check,
-        reproduce=f"fidelity run {shlex.quote(suite_path)} --case {shlex.quote(case.id)}",
+        reproduce=f"{request} --case {shlex.quote(case.id)}",
     )

@@ -36,15 +36,27 @@ class Setup(Struct, frozen=True, tag="setup"):
     substitute: tuple[str, str] | None = None
     folder: str | None = None
     gate_regressions: bool = True
+    request: str = ""
+    """The command line that reproduces a case, up to its --case."""
+
+
+class Prepare(Struct, frozen=True, tag="prepare"):
+    """Make these latents and see whether the model takes them; writes nothing."""
+
+    model: str
+    latents: str
 
 
 class Hold(Struct, frozen=True, tag="hold"):
-    """Decode the reference plan of these latents and hold it against its golden; record it first if asked to."""
+    """Decode the reference plan of these latents and hold it against its golden.
+
+    `record` records it first; `renew` records it anew if it does not hold, whatever is wrong with it.
+    """
 
     model: str
     latents: str
     record: bool = False
-    replace: bool = False
+    renew: bool = False
 
 
 class Judge(Struct, frozen=True, tag="judge"):
@@ -89,7 +101,7 @@ class Done(Struct, frozen=True, tag="done"):
     """The task has no further replies."""
 
 
-Task = Hold | Judge | Floors
+Task = Prepare | Hold | Judge | Floors
 Reply = Ready | Held | Judged | Floored | Refused | Done
 
 
@@ -140,6 +152,7 @@ def _prepare(setup: Setup) -> Any:
         Path(setup.golden),
         device=setup.device,
         folder=Path(setup.folder) if setup.folder else None,
+        request=setup.request,
         suite_path=setup.suite,
         gate_regressions=setup.gate_regressions,
     )
@@ -147,10 +160,12 @@ def _prepare(setup: Setup) -> Any:
 
 def _answer(bench: Any, task: Task) -> Iterator[Reply]:
     match task:
-        case Hold(model, latents, record, replace):
+        case Prepare(model, latents):
+            bench.make_latents(model, latents)
+        case Hold(model, latents, record, renew):
             if record:
-                bench.record(model, latents, replace=replace)
-            yield Held(bench.reference(model, latents, recorded=record))
+                bench.record(model, latents)
+            yield Held(bench.renewed(model, latents) if renew else bench.reference(model, latents, recorded=record))
         case Judge(cases):
             for one in cases:
                 yield Judged(bench.case(one))

@@ -39,7 +39,7 @@ LAYERS = (
     {"evaluator", "worker", "inspection"},
     {"pool"},
     {"runs"},
-    {"goldens", "calibrate", "report"},
+    {"goldens", "calibrate", "folders", "report"},
     {"api"},
     {"cli", "pytest_plugin"},
 )
