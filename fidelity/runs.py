@@ -121,7 +121,7 @@ class Run:
         for case in self.suite.cases:
             if case.not_applicable and case.id not in self.results:
                 reason = Reason("not_applicable", case.not_applicable)
-                self.results[case.id] = result_of(case, "not_applicable", (reason,))
+                self.results[case.id] = result_of(case, "not_applicable", (reason,), self.request)
         partial = False
         try:
             self._hold_references()
@@ -131,15 +131,7 @@ class Run:
         except KeyboardInterrupt:
             partial = True
             self.notes.append("interrupted: go on with --resume")
-        if self.missing:
-            names = ", ".join("/".join(key) for key in sorted(self.missing))
-            self.notes.append(f"the goldens {names} were recorded in this very run and judged against")
-        ungated = [f"{one.model}/{one.latents}" for one in self.references.values() if not one.approved]
-        if ungated:
-            here = self.pool.environment.get("class")
-            self.notes.append(
-                f"nothing is approved in {here} for {', '.join(ungated)}: regressions are not gated there"
-            )
+        self._note()
         cases = tuple(self.results[case.id] for case in self.suite.cases if case.id in self.results)
         return RunResult(
             suite={**self.suite.about(), "seconds": time.monotonic() - start, "request": self.options.about()},
@@ -150,6 +142,20 @@ class Run:
             partial=partial,
             attribution=attribute(cases),
         )
+
+    def _note(self) -> None:
+        """Say what a reader of the results would not guess."""
+        if self.missing:
+            names = ", ".join("/".join(key) for key in sorted(self.missing))
+            self.notes.append(f"the goldens {names} were recorded in this very run and judged against")
+        ungated = [f"{one.model}/{one.latents}" for one in self.references.values() if not one.approved]
+        if ungated:
+            here = self.pool.environment.get("class")
+            self.notes.append(
+                f"nothing is approved in {here} for {', '.join(ungated)}: regressions are not gated there"
+            )
+        if self.pool.environment.get("native_bf16") is False and any(c.plan.dtype == "bf16" for c in self.suite.cases):
+            self.notes.append("no bf16 instructions here: bf16 decodes are right, and slow")
 
     def _open_cases(self) -> list[Case]:
         return [case for case in self.suite.cases if case.id not in self.results]

@@ -108,3 +108,35 @@ def test_limits_may_be_tables_and_bound_from_below():
     assert check(honest, limits={"ssim": 0.99, "rmse": {"max": 0.5}}).verdict == "pass"
     with pytest.raises(AssertionError, match="ssim"):
         check(lambda module, latents: torch.zeros_like(module.decode(latents).sample), limits={"ssim": 0.99})
+
+
+def in_place(module, latents):
+    sample = module.decode(latents).sample
+    latents.mul_(0.5)
+    return sample
+
+
+def test_a_decode_that_changes_its_latents_is_named_and_spoils_nothing():
+    with pytest.raises(AssertionError, match="changed its latents in place"):
+        check(in_place)
+    assert check(honest).measurements["rmse"].value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("plan", "named"),
+    [("bf16", "dtype"), ("tile=16,overlap=0.25", "not_engaged")],
+)
+def test_claims_are_held_against_what_the_hooks_saw(plan, named):
+    with pytest.raises(AssertionError, match=named):
+        check(honest, plan=plan, limits={"rmse": 50.0})
+
+
+def test_a_visible_line_fails_where_the_decode_says_that_it_tiles():
+    with pytest.raises(AssertionError, match=r"\[seam\]"):
+        check(tiled, plan="tile=16,overlap=0.0", limits={"rmse": 50.0})
+
+
+@pytest.mark.parametrize("limits", [{"rmse": {"min": 0.0}}, {"rmse": {"mx": 1.0}}, {"rmse": "low"}])
+def test_limits_that_hold_nothing_are_refused(limits):
+    with pytest.raises(fidelity.RequestError, match="rmse"):
+        check(honest, limits=limits)

@@ -268,3 +268,72 @@ def test_workers_end_with_a_parent_that_was_killed(recorded, tmp_path):
     while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+
+
+DIE_LATE = """
+import fidelity.worker as worker
+
+_answer = worker._answer
+
+def dying(bench, task):
+    yield from _answer(bench, task)
+    if isinstance(task, worker.Judge):
+        import os, sys
+        sys.stderr.write("gone after the last reply")
+        os._exit(9)
+
+worker._answer = dying
+"""
+
+
+def test_a_worker_that_dies_after_its_last_reply_loses_nothing(recorded, tmp_path):
+    folder = shutil.copytree(recorded, tmp_path / "copy")
+    (folder / "late.py").write_text(DIE_LATE)
+    done = fidelity("run", "small.toml", "--plugin", "late", "--jobs", "1", "--out", "out", cwd=folder)
+    run = results(folder / "out")
+    assert [case.verdict for case in run.cases] == ["pass"] * 4, done.stderr
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+def test_resume_refuses_a_run_of_another_request(recorded, tmp_path):
+    folder = shutil.copytree(recorded, tmp_path / "copy")
+    (folder / "harmless.py").write_text("")
+    done = fidelity("run", "small.toml", "--plugin", "harmless", "--resume", cwd=folder)
+    assert done.returncode == 2
+    assert "another model, plugin or device" in done.stderr
+
+
+def test_a_partial_run_does_not_replace_a_whole_one(tmp_path):
+    from fidelity import folders
+
+    whole = RunResult({}, {}, cases=())
+    with folders.staged(tmp_path / "out") as stage:
+        (stage.path / "results.json").write_bytes(b'{"schema": "fidelity.results/1"}')
+        assert stage.settle(whole) == tmp_path / "out"
+    with folders.staged(tmp_path / "out") as stage:
+        (stage.path / "results.json").write_bytes(b'{"schema": "fidelity.results/1", "partial": true}')
+        assert stage.settle(RunResult({}, {}, partial=True)).name == "out.partial"
+    assert b"partial" not in (tmp_path / "out/results.json").read_bytes()
+    assert b"partial" in (tmp_path / "out.partial/results.json").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.partial"]
+
+
+def test_approve_renews_a_golden_of_other_weights_and_needs_a_reason(recorded, tmp_path):
+    folder = shutil.copytree(recorded, tmp_path / "copy")
+    write_suite(folder, 'dtype = ["fp32"]')
+    path = folder / "golden/reference-kl/ramp/certificate.json"
+    stored = json.loads(path.read_text())
+    stored["weights_digest"] = "0" * 16
+    path.write_text(json.dumps(stored))
+    refused = fidelity("run", "small.toml", "--out", "out", cwd=folder)
+    assert refused.returncode == 2
+    assert "fidelity golden approve" in refused.stderr
+    assert "small.toml" in refused.stderr
+    silent = fidelity("golden", "approve", "small.toml", "--reason", " ", cwd=folder)
+    assert silent.returncode == 2
+    assert json.loads(path.read_text())["weights_digest"] == "0" * 16
+    renewed = fidelity("golden", "approve", "small.toml", "--reason", "new weights", cwd=folder)
+    assert renewed.returncode == 0, renewed.stderr
+    assert "recorded anew reference-kl/ramp" in renewed.stdout
+    assert fidelity("run", "small.toml", "--out", "out", cwd=folder).returncode == 0
