@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from fidelity.environment import make_deterministic
 from tests.faults.bench import HEALTHY_LATENTS, HEALTHY_PLANS, QUICK, Bench, Outcome, false_alarms
@@ -87,7 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.verbose:
             print(line, file=sys.stderr, flush=True)
 
-    bench = Bench()
+    with tempfile.TemporaryDirectory(prefix="fidelity-faults-") as folder:
+        return _score(Bench(Path(folder)), chosen, say)
+
+
+def _score(bench: Bench, chosen: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Judge the chosen variants and the healthy matrix, print the table; 1 if a target is missed."""
     variants = sample() if chosen.quick else [each for fault in FAULTS for each in fault.variants]
     variants = [] if chosen.healthy else [each for each in variants if fnmatchcase(each.name, chosen.fault)]
     outcomes = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -153,10 +152,9 @@ class Outcome:
 class Bench:
     """Goldens made once by honest decodes; each judgement loads the model anew, under the fault."""
 
-    def __init__(self, folder: Path | None = None):
+    def __init__(self, folder: Path):
         registry.load_plugins()
-        self._temporary = tempfile.TemporaryDirectory(prefix="fidelity-faults-") if folder is None else None
-        self.root = Path(self._temporary.name) if self._temporary else folder
+        self.root = folder
         self.models = {name: registry.MODELS.get(name) for name in ("reference-kl", "reference-kl-hot")}
         self.honest = self._evaluator()
         self._recorded: set[tuple[str, str]] = set()
