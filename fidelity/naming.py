@@ -37,8 +37,9 @@ LEAST = 0.02
 """Grey levels RMS of error under which nothing is looked for in it."""
 STEP = 0.1
 """Grey levels of a step at the grid, against the oracle, that is called a seam."""
-BLUR = 0.12
-"""Share of fine detail lost. Measured: honest tiles 0.09 at most, a third of a 3×3 mean 0.15 and more."""
+BLUR, BLUR_TILED = 0.04, 0.12
+"""Share of fine detail lost. Measured: honest plain decodes 0.002 at most, honest tiles 0.09; three tenths of a 3×3
+mean 0.09 and more."""
 WHOLE = ("order", "misaligned", "geometry", "double_normalised", "truncation", "clipping", "non_finite", "ghost")
 """Causes that explain the picture as a whole: no place in it is looked for beside them."""
 
@@ -68,7 +69,7 @@ def reasons(
         placed = list(_placed(candidate, expected, tiles, plan, receipts, data_range))
         # one gain and offset for the whole picture stands only where the error is no tile's
         found = placed or found
-    return found + list(_blurred(measurements))
+    return found + list(_blurred(measurements, BLUR if plan.tiling is None else BLUR_TILED))
 
 
 def _caused(
@@ -93,14 +94,14 @@ def _unasked_tiles(plan: DecodePlan, receipts: Receipts, batch: int) -> Named:
         yield Reason("decoder", said, calls, wanted, diagnosis=("geometry",))
 
 
-def _blurred(measurements: dict[str, Measurement]) -> Named:
+def _blurred(measurements: dict[str, Measurement], limit: float) -> Named:
     """Detail that is lost without a seam: tiles of their own statistics lose some too, and are named for that."""
     lost, seam = measurements.get("detail_loss"), measurements.get("tile_seam")
     if seam is not None and seam.value:
         return
-    if lost is not None and lost.value is not None and lost.value > BLUR:
+    if lost is not None and lost.value is not None and lost.value > limit:
         said = f"{lost.value:.0%} of the golden's fine detail is lost: soft, as a preview or an enlarged decode"
-        yield Reason("cause", said, lost.value, BLUR, "share", ("blur",))
+        yield Reason("cause", said, lost.value, limit, "share", ("blur",))
 
 
 # ---------------------------------------------------------------- where the error lies

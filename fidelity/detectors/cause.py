@@ -166,7 +166,7 @@ def rounding(pair: Pair, plan: DecodePlan, receipts: Receipts) -> Iterator[Cause
         share = float(cut.double().mean())
         there = pair.golden[cut]
         varied = there.numel() > 1 and float(there.std()) * levels(pair.data_range) > VARIES
-        if share > CUT and varied and float(beyond(there, end).double().mean()) > 0.95:
+        if share > CUT and varied and float(beyond(there, end).double().mean()) > 0.95 and _share(pair, cut) > 0.5:
             level = float((end - low) * levels(pair.data_range))
             yield "clipping", f"nothing is {words} {level:.1f} levels, where {share:.2%} of the sample is cut off"
             return
@@ -190,6 +190,12 @@ LOOKS: Sequence[Callable[[Pair, DecodePlan, Receipts], Iterator[Cause]]] = (
     affine,
 )
 DECISIVE = (order, frames, position, ranges, rounding)
+
+
+def _share(pair: Pair, where: Tensor) -> float:
+    """Share of the squared difference that lies there."""
+    squares = (pair.candidate - pair.golden).square().double()
+    return float(squares[where].sum() / squares.sum().clamp_min(1e-12))
 
 
 def _rms(values: Tensor) -> float:

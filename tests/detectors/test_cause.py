@@ -178,6 +178,13 @@ def test_a_sample_cut_anywhere_is_clipping(at):
         assert "clipping" in [name for name, _ in found]
 
 
+def test_a_tone_curve_that_also_cuts_is_not_clipping():
+    golden = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(4)) * 0.45
+    darker = ((golden.clamp(-1, 1) + 1) / 2) ** 0.8 * 2 - 1
+    found = causes(darker, golden, plan=DecodePlan(), receipts={}, data_range=(-1.0, 1.0))
+    assert "clipping" not in [name for name, _ in found]
+
+
 def test_a_sample_of_few_values_went_through_integers():
     golden = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(4)) * 2 - 1
     sixty_four = ((golden + 1) * 31.5).round() / 31.5 - 1
