@@ -395,7 +395,8 @@ def report_(folder: Path) -> int:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: errors are one line on standard error. A SIGTERM ends a run as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a parent may have left SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     try:
         status = cli.main(args=arguments, prog_name="fidelity", standalone_mode=False) or 0
     except click.exceptions.NoArgsIsHelpError as error:
