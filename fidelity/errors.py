@@ -12,7 +12,6 @@ FidelityError
 │   └── PluginError         a plugin that does not import or register
 └── EvaluationError         a case could not be judged: verdict `error`, exit status 3
     ├── AttestationError    LPIPS weights are missing, altered or give the wrong answer
-    ├── DriftError          the reference decode left its golden
     └── WorkerDied          the worker process ended under a case
 """
 
@@ -65,10 +64,6 @@ class EvaluationError(FidelityError):
 
 class AttestationError(EvaluationError):
     """A perceptual metric did not reproduce its known answer, so it may not gate."""
-
-
-class DriftError(EvaluationError):
-    """The reference plan, decoded again, left its golden."""
 
 
 class WorkerDied(EvaluationError):

@@ -54,9 +54,10 @@ class Runner:
     def __init__(self, model: Model, device: str = "cpu"):
         self.model = model
         self.device = device
-        self._load()
+        self.reload()
 
-    def _load(self) -> None:
+    def reload(self) -> None:
+        """Load the model anew, whatever was done to the instance."""
         self.module = self.model.load().to(self.device)
         geometry = self.model.geometry
         shape = (1, geometry.latent_channels, *((1,) if geometry.video else ()), PROBE, PROBE)
@@ -95,9 +96,9 @@ class Runner:
                 sample, taken["decode"], seen, resident = self._judge(run, fed, plan)
                 receipts = _receipts(proofs, seen) if decode is None else _claims(seen, plan)
         except BaseException:
-            self._load()  # whatever a crash left behind must not reach the next case
+            self.reload()  # whatever a crash left behind must not reach the next case
             raise
-        receipts["state"] = self._restored()
+        receipts["state"] = self.restore()
         if not torch.equal(fed, self._feed(latents, applied)):
             stuck = ["the decode changed its latents in place", *receipts["state"]["leaks"]]
             receipts["state"] |= {"engaged": False, "restored": False, "leaks": stuck}
@@ -122,15 +123,6 @@ class Runner:
                 return sample.detach().to("cpu", torch.float32).clone(), _receipts(proofs, seen)
 
             yield decode
-
-    def restore(self) -> dict[str, Any]:
-        """The receipt `state`: whether the instance is as it was when loaded; if not, what differs, and it is loaded
-        anew."""
-        return self._restored()
-
-    def reload(self) -> None:
-        """Load the model anew, whatever was done to the instance."""
-        self._load()
 
     def peak_bytes(self, latents: Tensor, plan: DecodePlan) -> int | None:
         """The allocated peak of one decode under `plan`; None where it has no figure."""
@@ -176,13 +168,14 @@ class Runner:
             seen.output_dtype = str(sample.dtype).removeprefix("torch.")
         return sample, seconds, seen, resident.rise_bytes
 
-    def _restored(self) -> dict[str, Any]:
-        """Compare the instance with itself before, and decode the probe again; replace it if anything stuck."""
+    def restore(self) -> dict[str, Any]:
+        """The receipt `state`: compare the instance with itself as loaded, and decode the probe again; load it anew if
+        anything stuck."""
         leaks = state.leaks(self.fingerprint, state.fingerprint(self.module, self.model.family))
         if not leaks and not torch.equal(_bits(self._decode_probe()), _bits(self._probe_bits)):
             leaks = ["a plain decode no longer gives the bits that it gave before"]
         if leaks:
-            self._load()
+            self.reload()
         return {"requested": True, "engaged": not leaks, "restored": not leaks, "leaks": leaks, "reason": None}
 
 
