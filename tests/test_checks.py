@@ -95,7 +95,7 @@ class Fault:
 def faulty(bench, wrong):
     """The bench's model with `wrong(fault, latents, honest)` as its decoder, put in place as weights are loaded."""
     runner = bench.runner("reference-kl")
-    load = runner._load
+    load = runner.reload
 
     def broken():
         load()
@@ -103,12 +103,12 @@ def faulty(bench, wrong):
         runner.fingerprint = state.fingerprint(runner.module, runner.model.family)  # the fault itself is no leak
         runner._probe_bits = runner._decode_probe()
 
-    runner._load = broken
+    runner.reload = broken
     try:
         broken()
         yield runner
     finally:
-        del runner._load
+        del runner.reload
         runner.reload()
 
 
