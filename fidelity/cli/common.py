@@ -1,0 +1,55 @@
+"""What the commands share: options, the registry with its plugins, and a suite ready to run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fidelity.errors import RequestError
+
+if TYPE_CHECKING:
+    from fidelity.runs import Options
+    from fidelity.suite import Suite
+
+WRONG_REQUEST, NOT_JUDGED, INTERRUPTED = 2, 3, 130
+
+plugin_option = click.option("--plugin", "plugins", multiple=True, metavar="MODULE", help="Import MODULE first.")
+model_option = click.option("--model", metavar="NAME=PATH", help="Evaluate the autoencoder at PATH as NAME.")
+case_option = click.option("--case", "glob", metavar="GLOB", help="Only cases whose whole id matches.")
+device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+jobs_option = click.option("--jobs", type=int, help="Worker processes, each on cores of its own.")
+suite_argument = click.argument("path", metavar="SUITE", type=click.Path(path_type=Path))
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+
+
+def prepare(plugins: tuple[str, ...], model: str | None) -> tuple[Any, tuple[str, str] | None, Any]:
+    """The registry with plugins loaded, and the --model's name, path and Model."""
+    sys.path[:0] = [entry for entry in [os.getcwd()] if plugins and entry not in sys.path]
+    from fidelity import registry
+    from fidelity.models.load import from_path
+
+    registry.load_plugins(plugins)
+    if model is None:
+        return registry, None, None
+    name, equals, path = model.partition("=")
+    if not equals or not name or not path:
+        raise RequestError(f"--model {model!r}: write NAME=PATH, as in --model mine=/models/sdxl-vae")
+    absolute = str(Path(path).expanduser().absolute())
+    return registry, (name, absolute), from_path(name, absolute)
+
+
+def suite_and_options(
+    path: Path, device: str, model: str | None, plugins: tuple[str, ...], jobs: int | None = None
+) -> tuple[Suite, Options]:
+    from fidelity import runs
+    from fidelity import suite as suite_
+
+    registry, substitute, mine = prepare(plugins, model)
+    loaded = suite_.load(path, registry, substitute=mine)
+    options = runs.Options(device=device, jobs=jobs, plugins=plugins, path=(os.getcwd(),) if plugins else (),
+                           substitute=substitute)  # fmt: skip
+    return loaded, options

@@ -1,0 +1,25 @@
+"""`fidelity report`: render again what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from fidelity.records import RunResult
+
+
+@click.command("report")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+def report_(folder: Path) -> int:
+    """Render DIR's reports again from its results.json; never measures."""
+    from fidelity import report
+    from fidelity.report import console, json
+
+    result: RunResult = json.read(folder)
+    report.write_all(result, folder)
+    console.table(result)
+    console.finish(result, report=folder / "report.html")
+    return result.exit_status

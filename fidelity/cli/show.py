@@ -1,0 +1,99 @@
+"""`fidelity ls`, `validate`, `inspect`: what there is, before anything is judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fidelity.cli.common import device_option, json_option, model_option, plugin_option, prepare, suite_argument
+
+KINDS = ("models", "latents", "optimizations", "metrics", "detectors", "checks", "suites")
+
+
+@click.command("ls")
+@click.argument("kind", type=click.Choice(KINDS))
+@plugin_option
+def ls(kind: str, plugins: tuple[str, ...]) -> int:
+    """List what there is, one line each."""
+    registry, _, _ = prepare(plugins, None)
+    if kind == "suites":
+        from fidelity import suite as suite_
+
+        rows = suite_.listing(Path("suites"), registry)
+    else:
+        rows = [(name, _describe(kind, entry)) for name, entry in getattr(registry, kind.upper()).items()]
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, text in rows:
+        click.echo(f"{name:<{width}}  {text}".rstrip())
+    return 0
+
+
+def _describe(kind: str, entry: Any) -> str:
+    if kind == "models":
+        geometry, scaling = entry.geometry, entry.scaling
+        facts = [entry.family.name, f"f{geometry.spatial}", f"c{geometry.latent_channels}"]
+        facts += [f"f_t{geometry.temporal}"] if geometry.video else []
+        facts += [f"{geometry.compression:g}× compression"]
+        facts += [f"factor {scaling.factor:g}"] if scaling.factor else []
+        facts += [f"shift {scaling.shift:g}"] if scaling.shift else []
+        facts += ["force_upcast"] if entry.force_upcast else []
+        return f"{' · '.join(facts)} · {entry.summary}"
+    if kind in ("metrics", "detectors"):
+        return f"{entry.unit}, {entry.better} is better · {entry.summary}"
+    if kind == "checks":
+        return f"{entry.unit}, blamed on {', '.join(entry.diagnosis)} · {entry.summary}"
+    return str(entry.summary)
+
+
+@click.command()
+@suite_argument
+@model_option
+@plugin_option
+def validate(path: Path, model: str | None, plugins: tuple[str, ...]) -> int:
+    """Check every name, range and tile geometry of a suite before anything is decoded."""
+    from collections import Counter
+
+    from fidelity import suite as suite_
+
+    registry, _, mine = prepare(plugins, model)
+    loaded = suite_.load(path, registry, substitute=mine)
+    reasons = Counter(case.not_applicable for case in loaded.cases if case.not_applicable)
+    judged = [case for case in loaded.cases if not case.not_applicable]
+    expected = Counter(case.expected.verdict for case in judged)
+    idle = sum(reasons.values())
+    click.echo(f"{loaded.name}: {len(loaded.cases)} cases, {len(judged)} judged, {idle} not applicable")
+    for verdict, count in expected.items():
+        click.echo(f"  {count:5}  expected to {verdict}")
+    for reason, count in reasons.most_common():
+        click.echo(f"  {count:5}  not applicable: {reason}")
+    for reason, count in Counter(reason for _, reason in loaded.excluded).most_common():
+        click.echo(f"  {count:5}  excluded: {reason}")
+    click.echo(f"  about {suite_.time_estimate(loaded):.0f} s of decodes on one core")
+    return 0
+
+
+@click.command("inspect")
+@click.argument("name", metavar="MODEL")
+@device_option
+@model_option
+@plugin_option
+@json_option
+def inspect_(name: str, device: str, model: str | None, plugins: tuple[str, ...], as_json: bool) -> int:
+    """Geometry, scaling, legal tiles, round-trip error, and how far the decoder looks. MODEL is a name or NAME=PATH."""
+    registry, _, mine = prepare(plugins, model or (name if "=" in name else None))
+    from fidelity import inspection
+    from fidelity.environment import check_device
+    from fidelity.records import to_json
+
+    chosen = mine if mine is not None and mine.name == name.partition("=")[0] else registry.MODELS.get(name)
+    check_device(device)
+    photographs = [source for each, source in registry.LATENTS.items() if each.startswith("photo-")]
+    found = inspection.inspect(chosen, photographs, device)
+    if as_json:
+        click.echo(to_json(found).decode())
+        return 0
+    for line in inspection.lines(found):
+        click.echo(line)
+    return 0
