@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fidelity import cli
+from fidelity.cli import show
 from tests.suites import LIMITS, write_suite
 
 
@@ -67,7 +67,7 @@ def test_bad_suites(capsys, tmp_path, matrix, rest, says):
         assert err.count("\n") == 1, err
 
 
-@pytest.mark.parametrize("kind", cli.KINDS)
+@pytest.mark.parametrize("kind", show.KINDS)
 def test_ls_prints_one_line_each(capsys, kind):
     code, out, _ = call(capsys, "ls", kind)
     assert code == 0
