@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fidelity import cli
 from fidelity.cli import show
 from tests.suites import LIMITS, write_suite
 
