@@ -44,6 +44,11 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     recorded: str
 
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """What two runs must share for their measurements against the golden to be comparable."""
+        return {"weights": self.weights_digest, "latents": self.latents_digest, "sample": self.sample_digest}
+
 class Approval(Struct, frozen=True, forbid_unknown_fields=True):
     """What was approved in one environment class: values by plan id, noise floors by dtype, each by measurement."""
 

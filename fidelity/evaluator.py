@@ -166,6 +166,7 @@ class Evaluator:
         about: dict[str, Any] = {"model": model, "latents": latents, "limit": limit, "same_environment": same}
         about["approved"] = here in stored.approved
         made = self.make_latents(model, latents)
+        about["digests"] = stored.certificate.digests
         if made.shape != stored.latents.shape or not torch.allclose(made, stored.latents, rtol=1e-3, atol=1e-3):
             moved = f"the latents {latents!r} made now differ from the golden's: fidelity golden approve records anew"
             return Reference(drift=None, ok=False, reason=moved, recorded=recorded, **about)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 from msgspec import Struct
 
+from fidelity.trend import Trend
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -464,6 +466,8 @@ class Effect(Struct, frozen=True):
     """Complete pairs."""
 
 
+    digests: dict[str, str] = {}
+    """Of the golden that was leaned on: `weights`, `latents`, `sample`. Empty in a run of before they were kept."""
 class Interaction(Struct, frozen=True):
     """What two settings do together beyond the sum of what each does alone: a difference of differences."""
 
@@ -517,6 +521,12 @@ def to_json(record: Any) -> bytes:
     built = msgspec.to_builtins(record)
     _refuse_non_finite(built, "$")
     return msgspec.json.format(msgspec.json.encode(built), indent=1)
+    commit: str | None = None
+    """Of the checkout that was run in, `-dirty` behind it where tracked files were edited; None where none is known."""
+    recorded: str | None = None
+    """When the run began: UTC, ISO 8601."""
+    trend: Trend | None = None
+    """Earlier runs of the history that this one was added to; None where it was added to none."""
 
 
 def from_json(data: bytes | str, kind: type[Any]) -> Any:

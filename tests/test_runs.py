@@ -28,7 +28,7 @@ def results(folder: Path) -> RunResult:
 def without_times(folder: Path) -> object:
     def drop(node):
         if isinstance(node, dict):
-            return {key: drop(value) for key, value in node.items() if key not in ("seconds", "resident_peak_bytes")}
+            return {key: drop(value) for key, value in node.items() if key not in ("seconds", "resident_peak_bytes", "recorded")}
         return [drop(value) for value in node] if isinstance(node, list) else node
 
     return drop(json.loads((folder / "results.json").read_text()))

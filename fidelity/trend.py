@@ -1,0 +1,125 @@
+"""The trend of a run's measurements over the runs before it, and the drift in it that no limit sees.
+
+A limit sees one run. Ten runs that each lose a hundredth of a grey level, or one that loses half of what its limit
+allows, pass; the *drift* of a series of runs shows them. Pure arithmetic, no tensors, no database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal
+
+from msgspec import Struct
+
+FEWEST = 3
+"""Runs below which nothing is called a drift."""
+CONCORDANCE = 0.6
+"""Kendall's τ of values against time from which a series counts as going one way."""
+RESOLUTION = 1e-3
+"""Share of a level below which a change is none, whatever the noise floor."""
+
+
+class TrendRun(Struct, frozen=True):
+    """One run of a history."""
+
+    recorded: str
+    suite: str
+    commit: str | None
+    environment: str
+    """Its environment class."""
+    versions: dict[str, str]
+    exit_status: int
+
+
+class Series(Struct, frozen=True):
+    """One measurement of one case over the runs of a trend, oldest first; None where it was not measured."""
+
+    case: str
+    name: str
+    unit: str
+    better: Literal["lower", "higher"]
+    values: tuple[float | None, ...]
+    floor: float | None = None
+    """Its noise floor in the newest run, None where none is known."""
+    limit: float | None = None
+
+
+class Drift(Struct, frozen=True):
+    """A series that got worse by more than its noise floor while every run stayed within its limit."""
+
+    case: str
+    name: str
+    unit: str
+    kind: Literal["step", "creep"]
+    before: float
+    after: float
+    floor: float
+    runs: int
+    """Comparable runs that were looked at, the newest included."""
+    since: int
+    """Place in the trend of the first run of the new level, of a creep the run after the oldest."""
+
+    @property
+    def rise(self) -> float:
+        return abs(self.after - self.before)
+
+
+class Trend(Struct, frozen=True):
+    """The last runs of a history, the newest of them the run that carries this; bounded in size."""
+
+    runs: tuple[TrendRun, ...]
+    series: tuple[Series, ...] = ()
+    drifts: tuple[Drift, ...] = ()
+    left_out: int = 0
+    """Series that were left out to bound the size; every one of them is in the database."""
+    untested: int = 0
+    """Series of too few comparable runs for a drift to be told."""
+
+
+def drift(series: Series, since: int = 0) -> Drift | None:
+    """What the series shows from place `since` on, where comparable runs begin; None where it shows no drift.
+
+    A *step*: all values from some run on are worse than all before it by more than the noise floor. A *creep*: no
+    single step is, yet values go one way (Kendall's τ ≥ 0.6) and the median of the newest third is worse than that of
+    the oldest third by more than the floor. The floor is what rounding alone was seen to do, so a repeat of the same
+    decode shows neither; it is never taken below a thousandth of the level. A gap (None) splits nothing and counts for
+    nothing. Source of τ: Kendall 1938; as a test of trend, Mann 1945.
+    """
+    sign = 1.0 if series.better == "lower" else -1.0
+    known = [(place, sign * value) for place, value in enumerate(series.values) if place >= since and value is not None]
+    if len(known) < FEWEST or known[-1][0] != len(series.values) - 1:
+        return None
+    values = [value for _, value in known]
+    floor = max(series.floor or 0.0, RESOLUTION * max(map(abs, values)))
+    found = _step(values, floor) or _creep(values, floor)
+    if found is None:
+        return None
+    kind, start, before, after = found
+    return Drift(series.case, series.name, series.unit, kind, sign * before, sign * after, floor, len(values),
+                 known[start][0])  # fmt: skip
+
+
+Found = tuple[Literal["step", "creep"], int, float, float]
+
+
+def _step(values: Sequence[float], floor: float) -> Found | None:
+    """The widest gap between all earlier and all later values, with at least two runs before it."""
+    gaps = [(min(values[at:]) - max(values[:at]), at) for at in range(2, len(values))]
+    gap, at = max(gaps, key=lambda each: each[0])
+    return ("step", at, median(values[:at]), median(values[at:])) if gap > floor else None
+
+
+def _creep(values: Sequence[float], floor: float) -> Found | None:
+    third = max(1, len(values) // 3)
+    before, after = median(values[:third]), median(values[-third:])
+    return ("creep", 1, before, after) if after - before > floor and _tau(values) >= CONCORDANCE else None
+
+
+def _tau(values: Sequence[float]) -> float:
+    """Kendall's τ-a of values against their order: 1 rising throughout, −1 falling, 0 neither."""
+    pairs = [(b > a) - (b < a) for place, a in enumerate(values) for b in values[place + 1 :]]
+    return sum(pairs) / len(pairs)
+
+
+__all__ = ["Drift", "Series", "Trend", "TrendRun", "drift"]
