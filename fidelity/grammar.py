@@ -22,7 +22,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from fidelity import checks, oracles, plans, rules
 from fidelity.errors import RequestError, SuiteError, UnknownName
 from fidelity.records import DIAGNOSES, Expectation, Limit
-from fidelity.registry import unknown
+from fidelity.registry import FRAMES, unknown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -202,7 +202,7 @@ def _upper_rule(name: str, times: float | None, better: str, where: str, registr
     instrument = {**dict(registry.METRICS.items()), **dict(registry.DETECTORS.items())}.get(name)
     if better != "lower":
         raise SuiteError(f"{where}: times_plain multiplies a cost, and of {name} more is better: leave it out")
-    if instrument is None or instrument.needs:
+    if instrument is None or instrument.needs not in (None, FRAMES):
         raise SuiteError(f"{where}: times_plain: a plain decode has no {name}, so there is nothing to multiply")
     if times is None or not math.isfinite(times) or times < 1:
         raise SuiteError(f"{where}: times_plain is {times}: write a finite number from 1 on, which plain decodes meet")

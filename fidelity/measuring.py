@@ -24,14 +24,14 @@ def blame() -> dict[str, tuple[str, ...]]:
 def measure(
     candidate: Tensor, reference: Tensor, plan: DecodePlan, receipts: Receipts, data_range: tuple[float, float]
 ) -> dict[str, Measurement]:
-    """Every metric, every detector that this plan has something for, and the worst of the seam family.
+    """Every metric, every detector that plan and sample have something for, and the worst of the seam family.
 
     Raises EvaluationError if an instrument may not be trusted or raises.
     """
     context = {"plan": plan, "receipts": receipts, "data_range": data_range}
     found: dict[str, Measurement] = {}
     for name, instrument in [*METRICS.items(), *DETECTORS.items()]:
-        if instrument.needs is None or plan.settings.get(instrument.needs):
+        if instrument.looks_at(plan, video=candidate.ndim == 5):
             found[name] = _apply(instrument, candidate, reference, context)
     worst = seam_family(found)
     return found if worst is None else {**found, worst.name: worst}

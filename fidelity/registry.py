@@ -29,6 +29,9 @@ from fidelity.records import Better, DecodePlan, Family, LatentSource, Measureme
 
 T = TypeVar("T")
 
+FRAMES = "frames"
+"""What an instrument needs that has nothing to look at in a picture, whatever the plan: a sample with frames."""
+
 
 class Registry(Generic[T]):
     """Named things of one kind, in the order of their registration."""
@@ -82,9 +85,13 @@ class Instrument:
     function: Callable[..., Measurement]
     is_detector: bool
     needs: str | None = None
-    """A setting without which there is nothing to look for: `tiling`, `temporal`; None: always."""
+    """What there must be to look for: a setting (`tiling`, `temporal`), or FRAMES, a video; None: always."""
     diagnosis: tuple[str, ...] = ()
     """What a case is blamed on when this measurement is over its limit."""
+
+    def looks_at(self, plan: DecodePlan, *, video: bool) -> bool:
+        """Whether a decode of this plan has what the instrument needs; `video`: samples are (B, C, T, H, W)."""
+        return self.needs is None or (video if self.needs == FRAMES else self.needs in plan.settings)
 
     def __call__(self, candidate: Any, golden: Any, *, plan: DecodePlan, receipts: Any, data_range: Any) -> Measurement:
         """Measure candidate against golden, both (B, C, [T,] H, W) fp32. Value: the worst image's."""

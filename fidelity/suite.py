@@ -239,7 +239,7 @@ def _case(cell: Cell, model: Model, shape: tuple[int, ...], document: grammar.Do
         limits = {checks.NAME: _bound_of(about, limits)}
         why = why or about.reason(plan, shape)
     else:
-        limits = _needed(limits, plan, registry)
+        limits = _needed(limits, plan, model, registry)
     expected = document.rules.expectation_for(cell)
     case = Case(name, latents, plan, limits=limits, expected=expected, not_applicable=why, check=check)
     if case.not_applicable is None and plan.tiling is not None and case.expected.verdict == "pass":
@@ -265,10 +265,11 @@ def _bound_of(check: Check, limits: dict[str, Limit]) -> Limit:
     return limits[checks.NAME] if checks.NAME in limits and checks.in_grey_levels(check) else checks.limit(check)
 
 
-def _needed(limits: dict[str, Limit], plan: DecodePlan, registry: ModuleType) -> dict[str, Limit]:
-    """The limits on what this plan has: where there are no tiles there is no seam to measure."""
-    needs = {"tile_seam": "tiling"} | {name: each.needs for name, each in registry.DETECTORS.items() if each.needs}
-    out = {name for name in limits if name in needs and needs[name] not in plan.settings}
+def _needed(limits: dict[str, Limit], plan: DecodePlan, model: Model, registry: ModuleType) -> dict[str, Limit]:
+    """The limits on what plan and model have: where there are no tiles there is no seam, in a picture no frame."""
+    looks = {name: each.looks_at(plan, video=model.geometry.video) for name, each in registry.DETECTORS.items()}
+    looks["tile_seam"] = plan.tiling is not None
+    out = {name for name in limits if not looks.get(name, True)}
     out.add(checks.NAME)
     if not oracles.has_one(plan):
         out.add(oracles.NAME)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +28,7 @@ from fidelity.records import (
     TileGrid,
     Tiling,
 )
-from fidelity.registry import FunctionOptimization, Instrument, Registry
+from fidelity.registry import FRAMES, FunctionOptimization, Instrument, Registry
 
 SUITES = Path(__file__).parent.parent / "suites"
 
@@ -255,6 +256,16 @@ def test_a_limit_on_seams_holds_where_there_are_tiles(load):
     plain, tiled = load(HEAD + ONE + "tiling = [false, {tile = 16, overlap = 0}]\n" + LIMITS + seams).cases
     assert set(plain.limits) == {"rmse", "blind_step"}
     assert set(tiled.limits) == {"rmse", "tile_step", "tile_seam", "blind_step"}
+
+
+def test_a_limit_on_frames_holds_for_videos(load, registry):
+    registry.DETECTORS.add("frame_flicker", instrument("frame_flicker", needs=FRAMES))
+    registry.MODELS.add("film", replace(model("film"), geometry=Geometry(8, 4, temporal=4, video=True)))
+    both = ONE.replace('["kl"]', '["kl", "film"]')
+    limits = LIMITS + 'frame_flicker = { max = 1.0, times_plain = 2.0, origin = "o" }\n'
+    picture, film = load(HEAD + both + limits).cases
+    assert (picture.model, set(picture.limits)) == ("kl", {"rmse"})
+    assert (film.model, set(film.limits)) == ("film", {"rmse", "frame_flicker"})
 
 
 def test_a_limit_on_the_oracle_holds_where_there_is_one(load):
