@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from fidelity.errors import GoldenError
-from fidelity.records import from_json
+from fidelity.records import ApprovedValues, DecodePlan, from_json
 
 SCHEMA = "fidelity.golden/1"
 APPROVED_SCHEMA = "fidelity.approved/1"
@@ -43,11 +44,11 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     versions: dict[str, str]
     recorded: str
 
-
     @property
     def digests(self) -> dict[str, str]:
         """What two runs must share for their measurements against the golden to be comparable."""
         return {"weights": self.weights_digest, "latents": self.latents_digest, "sample": self.sample_digest}
+
 
 class Approval(Struct, frozen=True, forbid_unknown_fields=True):
     """What was approved in one environment class: values by plan id, noise floors by dtype, each by measurement."""
@@ -56,6 +57,21 @@ class Approval(Struct, frozen=True, forbid_unknown_fields=True):
     floors: dict[str, dict[str, float]]
     reason: str
     date: str
+
+
+def approved_values(
+    environments: Mapping[str, Approval], here: str, plan: DecodePlan, *, gate: bool
+) -> ApprovedValues | None:
+    """What was approved for this plan: in this environment class, else in the one approved last; None if in none.
+
+    Another class's values are for people to see beside the measured ones: they are never gated.
+    """
+    known = [(name == here, each.date, name) for name, each in environments.items() if plan.id in each.cases]
+    if not known:
+        return None
+    own, _, name = max(known)
+    approval = environments[name]
+    return ApprovedValues(name, own and gate, dict(approval.cases[plan.id]), dict(approval.floors.get(plan.dtype, {})))
 
 
 class ApprovedFile(Struct, frozen=True, forbid_unknown_fields=True):

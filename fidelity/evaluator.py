@@ -14,6 +14,7 @@ import msgspec
 
 from fidelity import checks, gates, golden, images, naming, oracles
 from fidelity import latents as latents_
+from fidelity.certificate import approved_values
 from fidelity.environment import environment_class
 from fidelity.errors import EvaluationError, GoldenError
 from fidelity.golden import Golden
@@ -165,8 +166,8 @@ class Evaluator:
         limit = DRIFT_LIMIT_SAME if same else DRIFT_LIMIT_OTHER
         about: dict[str, Any] = {"model": model, "latents": latents, "limit": limit, "same_environment": same}
         about["approved"] = here in stored.approved
-        made = self.make_latents(model, latents)
         about["digests"] = stored.certificate.digests
+        made = self.make_latents(model, latents)
         if made.shape != stored.latents.shape or not torch.allclose(made, stored.latents, rtol=1e-3, atol=1e-3):
             moved = f"the latents {latents!r} made now differ from the golden's: fidelity golden approve records anew"
             return Reference(drift=None, ok=False, reason=moved, recorded=recorded, **about)
@@ -255,8 +256,10 @@ class Evaluator:
         plain = self.plain(case.model, case.latents)
         costs = plain.costs(case.plan, limits, decoded.seconds) if held else {}
         reasons += gates.judge(measurements, limits, instruments=blame(), plain=costs)
-        approved = golden.approved_for(stored, environment_class(self.device), case.plan)
-        if approved and self.gate_regressions:
+        approved = approved_values(
+            stored.approved, environment_class(self.device), case.plan, gate=self.gate_regressions
+        )
+        if approved is not None and approved.gated:
             reasons += gates.regressions(measurements, approved.values, approved.floors)
         if not by_somebody_else:
             reasons += plain.peak_reasons(case.plan, decoded.memory.allocated_peak_bytes)
@@ -266,7 +269,8 @@ class Evaluator:
             expected = self._oracle[1] if self._oracle and "not_as_specified" in blamed else None
             why = self._why(case.plan, stored, decoded, measurements, expected, again=strange)
             reasons += [each for each in why if not set(each.diagnosis) <= set(blamed)]
-        return self._finish(case, gates.verdict(tuple(reasons)), tuple(reasons), decoded, measurements, pictures)
+        result = self._finish(case, gates.verdict(tuple(reasons)), tuple(reasons), decoded, measurements, pictures)
+        return msgspec.structs.replace(result, approved=approved)
 
     def _measure(self, case: Case, stored: Golden, decoded: Decoded) -> tuple[Any, Any]:
         key = (latents_.digest(decoded.sample), str(case.plan.tiling), str(case.plan.temporal))
@@ -348,5 +352,6 @@ class Evaluator:
             memory=decoded.memory,
             seconds=decoded.seconds,
             images=pictures or {},
+            frames=decoded.sample.shape[2] if decoded.sample.ndim == 5 else 1,
             data_range=self.models[case.model].data_range,
         )

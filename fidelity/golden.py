@@ -37,7 +37,7 @@ from fidelity.certificate import (
 from fidelity.environment import versions
 from fidelity.errors import GoldenError
 from fidelity.latents import digest
-from fidelity.records import DecodePlan, Model, to_json
+from fidelity.records import Model, to_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,14 +51,6 @@ class Golden:
     sample: Tensor
     latents: Tensor
     approved: Mapping[str, Approval]
-
-
-@dataclass(frozen=True)
-class Approved:
-    """Approved values of one case, and the noise floors of its dtype, by measurement."""
-
-    values: Mapping[str, float]
-    floors: Mapping[str, float]
 
 
 # ---------------------------------------------------------------- reading
@@ -256,14 +248,6 @@ def _still_valid(place: Place, certificate: Certificate) -> dict[str, Approval]:
 
 def _sorted(table: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     return {name: {key: float(value) for key, value in sorted(row.items())} for name, row in sorted(table.items())}
-
-
-def approved_for(golden: Golden, environment_class: str, plan: DecodePlan) -> Approved | None:
-    """What was approved for this plan in this environment class; None where nothing was, and then nothing is gated."""
-    approval = golden.approved.get(environment_class)
-    if approval is None or plan.id not in approval.cases:
-        return None
-    return Approved(approval.cases[plan.id], approval.floors.get(plan.dtype, {}))
 
 
 # ---------------------------------------------------------------- unused ones

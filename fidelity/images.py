@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fidelity.lazy import torch
 from fidelity.runner import image_of
+from fidelity.signal import fold
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,13 +19,16 @@ AMPLIFY = 8.0
 def save(
     candidate: Tensor, golden: Tensor, data_range: tuple[float, float], folder: Path
 ) -> dict[str, tuple[str, ...]]:
-    """Write one PNG a batch item (a video's middle frame) to `folder`/images; returns paths relative to `folder`."""
+    """Write one PNG a batch item, of a video one a frame, to `folder`/images, each picture once.
+
+    Returns paths relative to `folder`, item after item: frame t of item b stands at b · T + t.
+    """
     pictures = {
         "golden": image_of(golden, data_range),
         "candidate": image_of(candidate, data_range),
         "difference": difference(candidate, golden, data_range),
     }
-    return {name: tuple(_write(item, folder) for item in _stills(batch)) for name, batch in pictures.items()}
+    return {name: tuple(_write(item, folder) for item in fold(batch)) for name, batch in pictures.items()}
 
 
 def difference(candidate: Tensor, golden: Tensor, data_range: tuple[float, float]) -> Tensor:
@@ -32,11 +36,6 @@ def difference(candidate: Tensor, golden: Tensor, data_range: tuple[float, float
     low, high = data_range
     grey = (candidate - golden) * (255.0 / (high - low)) * AMPLIFY + 128.0
     return torch.nan_to_num(grey, nan=255.0, posinf=255.0, neginf=255.0).clamp(0, 255).round().to(torch.uint8)
-
-
-def _stills(batch: Tensor) -> list[Tensor]:
-    stills = batch if batch.ndim == 4 else batch[:, :, batch.shape[2] // 2]
-    return list(stills)
 
 
 def _write(image: Tensor, folder: Path) -> str:

@@ -118,6 +118,10 @@ class Geometry(Struct, frozen=True):
     sample_channels: int = 3
     video: bool = False
 
+    def sample_frames(self, frames: int) -> int:
+        """Frames of the sample of this many latent frames: a causal decoder gives one for the first, f_t for others."""
+        return self.temporal * (frames - 1) + 1
+
     @property
     def compression(self) -> float:
         """Values of the image per value of the latents: f² · f_t · 3 / c."""
@@ -134,7 +138,7 @@ class Scaling(Struct, frozen=True):
 
 
 class TileAxis(Struct, frozen=True):
-    """Tiles along one axis of the sample, in sample pixels.
+    """Tiles along one axis of the sample, in sample pixels, or chunks of a video, in sample frames.
 
     `starts`: where each tile's own content begins in the output (the first is 0); `band`: how many pixels from there
     are blended with the tile before; `tile`: nominal tile size; `size`: the output's size.
@@ -160,6 +164,14 @@ class TileGrid(Struct, frozen=True):
     @property
     def count(self) -> int:
         return len(self.rows.starts) * len(self.cols.starts)
+
+
+class Chunk(Struct, frozen=True):
+    """One decode of a part of a video: latent frames `start` to `stop`, of whose sample the first `drop` frames go."""
+
+    start: int
+    stop: int
+    drop: int = 0
 
 
 class Family(Protocol):
@@ -198,6 +210,27 @@ class Family(Protocol):
 
     def tiling_attributes(self) -> tuple[str, ...]:
         """Names of all attributes that set_tiling or enable_tiling may write; they are saved and put back."""
+
+    def temporal_attributes(self) -> tuple[str, ...]:
+        """The same for set_temporal; none where the class does not cut a video into chunks."""
+
+    def set_temporal(self, module: nn.Module, geometry: Geometry, temporal: Temporal) -> None:
+        """Turn chunks of latent frames on with every attribute that the class needs."""
+
+    def chunks(self, geometry: Geometry, frames: int, temporal: Temporal) -> tuple[Chunk, ...]:
+        """How the class cuts this many latent frames; one chunk where it does not. Raises IllegalTiling."""
+
+    def frame_axis(self, geometry: Geometry, frames: int, temporal: Temporal) -> TileAxis:
+        """Where the chunks lie in the sample. Raises IllegalTiling."""
+
+    def call_frames(self, frames: int) -> tuple[int, ...]:
+        """The latent frames of each decoder call when this many are decoded without cutting, in order."""
+
+    def decode_alone(self, module: nn.Module, latents: torch.Tensor) -> torch.Tensor:
+        """The sample of one tile or chunk as the class has it before it puts tiles together."""
+
+    def finish(self, module: nn.Module, sample: torch.Tensor) -> torch.Tensor:
+        """What the class does last, to the whole of what was put together."""
 
 
 @dataclass(frozen=True)
@@ -261,6 +294,12 @@ class Observation:
     output_dtype: str = ""
     grid: TileGrid | None = None
     """The grid that the plan asks for, None where it asks for none."""
+    chunks: tuple[Chunk, ...] = ()
+    """The chunks of latent frames that the plan asks for, none where it asks for none."""
+    frames: TileAxis | None = None
+    """Where those chunks lie in the sample."""
+    call_frames: tuple[int, ...] = (1,)
+    """The latent frames that the decoder should see in each call for one item and tile, in order."""
     batch: int = 0
 
 
@@ -335,6 +374,9 @@ class MemoryTrace(Struct, frozen=True):
     method: str = ""
     reason: str | None = None
     stages: tuple[Stage, ...] = ()
+    timeline: tuple[int, ...] = ()
+    """Bytes alive over the decode, resident weights included: the most in each of at most 128 equal shares of the
+    allocator's events, in their order (not by the clock, so that the same decode gives the same line)."""
 
 
 @dataclass(frozen=True)
@@ -401,6 +443,17 @@ class Reason(Struct, frozen=True):
     diagnosis: tuple[str, ...] = ()
 
 
+class ApprovedValues(Struct, frozen=True):
+    """What was approved for a case, to stand beside what it measured."""
+
+    environment_class: str
+    gated: bool
+    """Whether this run held the case to it: only in the class in which it was approved."""
+    values: dict[str, float]
+    floors: dict[str, float] = {}
+    """Noise floors of the case's dtype."""
+
+
 class CaseResult(Struct, frozen=True):
     """Case, receipts, measurements and verdict: the only thing that is stored and rendered."""
 
@@ -421,12 +474,17 @@ class CaseResult(Struct, frozen=True):
     memory: MemoryTrace | None = None
     seconds: dict[str, float] = {}
     images: dict[str, tuple[str, ...]] = {}
-    """`golden`, `candidate`, `difference`: one PNG a batch item, paths relative to the run's folder."""
+    """`golden`, `candidate`, `difference`: one PNG a batch item, of a video one a frame, item after item (frame t of
+    item b stands at b · frames + t). Paths relative to the run's folder."""
+    frames: int = 1
+    """Frames of each batch item; 1 for images."""
     data_range: tuple[float, float] = (-1.0, 1.0)
     reproduce: str = ""
     notes: tuple[str, ...] = ()
     check: str | None = None
     """The metamorphic check that judged it; None: judged against the golden."""
+    approved: ApprovedValues | None = None
+    """What was approved for this very case, gated or only shown; None where nothing was, in any class."""
 
 
 class Reference(Struct, frozen=True):
@@ -447,6 +505,8 @@ class Reference(Struct, frozen=True):
     seconds: float = 0.0
     diagnosis: tuple[str, ...] = ()
     """What the drifted decode shows, beside the drift."""
+    digests: dict[str, str] = {}
+    """Of the golden that was leaned on: `weights`, `latents`, `sample`. Empty in a run of before they were kept."""
 
 
 class Effect(Struct, frozen=True):
@@ -466,8 +526,6 @@ class Effect(Struct, frozen=True):
     """Complete pairs."""
 
 
-    digests: dict[str, str] = {}
-    """Of the golden that was leaned on: `weights`, `latents`, `sample`. Empty in a run of before they were kept."""
 class Interaction(Struct, frozen=True):
     """What two settings do together beyond the sum of what each does alone: a difference of differences."""
 
@@ -502,6 +560,12 @@ class RunResult(Struct, frozen=True):
     partial: bool = False
     attribution: Attribution | None = None
     """None in a run of before there was any."""
+    commit: str | None = None
+    """Of the checkout that was run in, `-dirty` behind it where tracked files were edited; None where none is known."""
+    recorded: str | None = None
+    """When the run began: UTC, ISO 8601."""
+    trend: Trend | None = None
+    """Earlier runs of the history that this one was added to; None where it was added to none."""
     schema: Literal["fidelity.results/1"] = "fidelity.results/1"
 
     @property
@@ -521,12 +585,6 @@ def to_json(record: Any) -> bytes:
     built = msgspec.to_builtins(record)
     _refuse_non_finite(built, "$")
     return msgspec.json.format(msgspec.json.encode(built), indent=1)
-    commit: str | None = None
-    """Of the checkout that was run in, `-dirty` behind it where tracked files were edited; None where none is known."""
-    recorded: str | None = None
-    """When the run began: UTC, ISO 8601."""
-    trend: Trend | None = None
-    """Earlier runs of the history that this one was added to; None where it was added to none."""
 
 
 def from_json(data: bytes | str, kind: type[Any]) -> Any:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from fidelity import certificate, golden
+from fidelity.certificate import approved_values
 from fidelity.errors import GoldenError
-from fidelity.records import DecodePlan, Geometry, Model, Scaling
+from fidelity.records import ApprovedValues, DecodePlan, Geometry, Model, Scaling
 
 PLAN = DecodePlan()
 HERE = "cpu-here"
@@ -259,16 +260,17 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
 # ---------------------------------------------------------------- approving
 
 
-def test_approved_values_are_of_one_plan_and_one_environment_class(root):
+def test_approved_values_are_of_one_plan_and_gated_in_their_own_environment_class_only(root):
     bf16 = DecodePlan("bf16")
     approve(root, {PLAN.id: {"rmse": 0.0}, bf16.id: {"rmse": 0.25, "ssim": 1}}, {"bf16": {"rmse": 0.1}})
-    loaded = load(root)
-    found = golden.approved_for(loaded, HERE, bf16)
-    assert found.values == {"rmse": 0.25, "ssim": 1.0}
-    assert found.floors == {"rmse": 0.1}
-    assert golden.approved_for(loaded, HERE, PLAN).floors == {}
-    assert golden.approved_for(loaded, "another-cpu", bf16) is None
-    assert golden.approved_for(loaded, HERE, DecodePlan("fp16")) is None
+    approved = load(root).approved
+    found = approved_values(approved, HERE, bf16, gate=True)
+    assert found == ApprovedValues(HERE, True, {"rmse": 0.25, "ssim": 1.0}, {"rmse": 0.1})
+    assert not approved_values(approved, HERE, bf16, gate=False).gated
+    assert approved_values(approved, HERE, PLAN, gate=True).floors == {}
+    elsewhere = approved_values(approved, "another-cpu", bf16, gate=True)
+    assert (elsewhere.environment_class, elsewhere.gated, elsewhere.values) == (HERE, False, found.values)
+    assert approved_values(approved, HERE, DecodePlan("fp16"), gate=True) is None
 
 
 def test_approving_some_cases_keeps_the_others_and_the_other_classes(root):

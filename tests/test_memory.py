@@ -92,6 +92,25 @@ def test_conversion_is_a_stage_of_its_own_beside_the_result():
     assert memory.allocated_peak_bytes == 40 * MIB  # a bottleneck after the decode is not hidden
 
 
+def test_the_timeline_keeps_the_peak_and_the_order_of_events():
+    def two_blocks():
+        first = block(10)
+        second = block(20)
+        del first, second
+        for _ in range(200):
+            block(1)
+        return None
+
+    _, memory = trace(two_blocks, module=NOTHING, device="cpu")
+    line = [held // MIB for held in memory.timeline]
+    assert max(memory.timeline) == memory.allocated_peak_bytes == 30 * MIB
+    assert len(line) == 128
+    assert line.index(30) < 2
+    assert set(line[5:]) == {1}
+    _, short = trace(lambda: block(3), module=NOTHING, device="cpu")
+    assert [held // MIB for held in short.timeline] == [3, 0] or [held // MIB for held in short.timeline] == [3]
+
+
 def test_tiles_and_assembly_are_told_apart():
     class Decoder(torch.nn.Module):
         def forward(self, mib):

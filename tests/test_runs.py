@@ -28,7 +28,11 @@ def results(folder: Path) -> RunResult:
 def without_times(folder: Path) -> object:
     def drop(node):
         if isinstance(node, dict):
-            return {key: drop(value) for key, value in node.items() if key not in ("seconds", "resident_peak_bytes", "recorded")}
+            return {
+                key: drop(value)
+                for key, value in node.items()
+                if key not in ("seconds", "resident_peak_bytes", "recorded")
+            }
         return [drop(value) for value in node] if isinstance(node, list) else node
 
     return drop(json.loads((folder / "results.json").read_text()))
@@ -210,7 +214,16 @@ def test_the_life_of_goldens(tmp_path):
     path.write_text(json.dumps(stored))
     worse = fidelity("run", "small.toml", cwd=tmp_path)
     assert worse.returncode == 1, worse.stderr
-    assert results(tmp_path / "runs/small").cases[1].diagnosis == ("regressed",)
+    judged = results(tmp_path / "runs/small").cases[1]
+    assert judged.diagnosis == ("regressed",)
+    assert judged.approved.gated
+    assert judged.approved.values["rmse"] < judged.measurements["rmse"].value
+
+    stored["environments"] = {"another-cpu": values}
+    path.write_text(json.dumps(stored))
+    assert fidelity("run", "small.toml", cwd=tmp_path).returncode == 0, "another class's values are shown, not gated"
+    shown = results(tmp_path / "runs/small").cases[1].approved
+    assert (shown.environment_class, shown.gated) == ("another-cpu", False)
 
 
 def test_an_interrupt_leaves_a_valid_partial_run_that_can_be_resumed(recorded, tmp_path):

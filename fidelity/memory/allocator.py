@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 CPU_METHOD = "allocator events of the torch profiler + resident weights"
 CUDA_METHOD = "torch.cuda peak counters, read and reset at each stage"
+TIMELINE_SHARES = 128
 EMULATED = "emulated fp16: its temporaries are fp32, so it has no memory figure of its own"
 
 
@@ -71,6 +72,7 @@ def _of_timeline(timeline: profiler.Timeline, weights: int, *, converted: bool) 
         weights_bytes=weights,
         method=CPU_METHOD,
         stages=_stages({name: [weights + peak for peak in found] for name, found in peaks.items()}),
+        timeline=tuple(weights + held for held in timeline.shares(TIMELINE_SHARES)),
     )
 
 

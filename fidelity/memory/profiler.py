@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from fidelity.lazy import torch
@@ -39,6 +40,12 @@ class Timeline:
         first, last = bisect_left(self.times, start), bisect_right(self.times, end)
         held = self.alive[first - 1] if first else 0
         return max([held, *self.alive[first:last]])
+
+    def shares(self, count: int) -> list[int]:
+        """The most that was alive in each of at most `count` equal shares of the events, in their order."""
+        events = len(self.alive)
+        borders = sorted({events * share // count for share in range(count + 1)})
+        return [max(self.alive[start:end]) for start, end in pairwise(borders)]
 
 
 @contextmanager
