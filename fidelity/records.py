@@ -301,6 +301,8 @@ class Observation:
     call_frames: tuple[int, ...] = (1,)
     """The latent frames that the decoder should see in each call for one item and tile, in order."""
     batch: int = 0
+    activations: Any = None
+    """What each module gave, where the decode was watched for that."""
 
 
 class Optimization(Protocol):
@@ -390,6 +392,8 @@ class Decoded:
     memory: MemoryTrace
     repeat_exact: bool | None = None
     """Whether a second decode under the same plan gave the same bits; None if there was none."""
+    activations: Any = None
+    """What each module gave (`optimizations.activations.Activations`), where that was asked for."""
 
 
 # ---------------------------------------------------------------- cases and verdicts
@@ -487,6 +491,46 @@ class CaseResult(Struct, frozen=True):
     """What was approved for this very case, gated or only shown; None where nothing was, in any class."""
 
 
+class Layer(Struct, frozen=True):
+    """One module of the decoder in one decode: the largest |activation| that it gave."""
+
+    name: str
+    kind: str
+    """Its class."""
+    max_abs: float | None
+    """None where it gave a value that is not finite."""
+    headroom: float | None
+    """65504 / max_abs: below 1 it overflows in fp16."""
+
+
+class Headroom(Struct, frozen=True):
+    """How far the fp32 reference decode stays below 65504, the largest fp16 number."""
+
+    layers: tuple[Layer, ...] = ()
+    """The tightest, tightest first; a module that only passes on what another gave is not counted."""
+    watched: int = 0
+    """Modules that gave something."""
+    force_upcast: bool = False
+    """What the model's config declares."""
+    reason: str | None = None
+    """Why there is none."""
+
+    @property
+    def tightest(self) -> float | None:
+        """The least headroom of any layer; 0 where one was not finite, None where nothing was measured."""
+        return (self.layers[0].headroom or 0.0) if self.layers else None
+
+    @property
+    def over(self) -> tuple[Layer, ...]:
+        """The layers, of those listed, that overflow in fp16."""
+        return tuple(layer for layer in self.layers if (layer.headroom or 0.0) < 1)
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether the config declares force_upcast where it is needed; None where nothing was measured."""
+        return None if self.tightest is None else self.force_upcast or self.tightest >= 1
+
+
 class Reference(Struct, frozen=True):
     """The reference plan decoded again in this run, against its golden."""
 
@@ -505,8 +549,53 @@ class Reference(Struct, frozen=True):
     seconds: float = 0.0
     diagnosis: tuple[str, ...] = ()
     """What the drifted decode shows, beside the drift."""
+    headroom: Headroom | None = None
+    """None in a run of before it was measured."""
     digests: dict[str, str] = {}
     """Of the golden that was leaned on: `weights`, `latents`, `sample`. Empty in a run of before they were kept."""
+
+
+class Reach(Struct, frozen=True):
+    """How far a decoder looks, in latent pixels; profiles start at distance 0 and are in grey levels."""
+
+    pixel: tuple[float, ...]
+    """Largest change of the sample at each distance from one latent pixel that moved by one standard deviation."""
+    edge: tuple[float, ...]
+    """RMS error of a decode that was cut off, at each distance from the cut, beyond `tone`: lost context."""
+    tone: tuple[float, ...]
+    """RMS error far from any cut, of crops of each of `sizes`: other statistics; the same everywhere in a crop."""
+    sizes: tuple[int, ...]
+    """Sides of the crops, latent pixels, the larger first."""
+    is_global: bool
+    """Whether one pixel moves the whole picture (statistics or attention over all of it): tiling is never exact."""
+    before: tuple[float, ...] = ()
+    """Largest change at each distance in latent frames before the one that moved; the first is its own frame."""
+    after: tuple[float, ...] = ()
+    """The same for the frames after it."""
+    frames_reason: str | None = None
+    """Why nothing is known of frames: pictures have none."""
+
+
+class Prediction(Struct, frozen=True):
+    """What a tiling will cost on one set of latents, from the reach alone, before it was decoded."""
+
+    latents: str
+    tile: int
+    overlap: float
+    rmse: float
+    """Grey levels over the whole picture."""
+
+
+class ModelReach(Struct, frozen=True):
+    """The reach of one model, measured once in a run on some of its latents, and what follows from it."""
+
+    model: str
+    latents: str
+    """Those that it was measured on."""
+    reach: Reach | None
+    predictions: tuple[Prediction, ...] = ()
+    reason: str | None = None
+    """Why there is none."""
 
 
 class Effect(Struct, frozen=True):
@@ -560,6 +649,8 @@ class RunResult(Struct, frozen=True):
     partial: bool = False
     attribution: Attribution | None = None
     """None in a run of before there was any."""
+    reach: tuple[ModelReach, ...] = ()
+    """Of each model that the run tiled."""
     commit: str | None = None
     """Of the checkout that was run in, `-dirty` behind it where tracked files were edited; None where none is known."""
     recorded: str | None = None

@@ -33,7 +33,7 @@ def observe(module: nn.Module, model: Model) -> Iterator[Observation]:
 
     def enter_decoder(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.calls += 1
-        inputs = _tensors((args, kwargs))
+        inputs = tensors((args, kwargs))
         if inputs:
             seen.shapes.append(tuple(inputs[0].shape))
         seen.call_dtypes |= _dtypes(inputs)
@@ -42,7 +42,7 @@ def observe(module: nn.Module, model: Model) -> Iterator[Observation]:
         seen.weight_dtypes |= _dtypes(weights)
 
     def leave_middle(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        seen.middle_dtypes |= _dtypes(_tensors((args, kwargs, output)))
+        seen.middle_dtypes |= _dtypes(tensors((args, kwargs, output)))
 
     # a block can take and give fp32 and yet compute in half: its convolutions and projections are asked as well
     layers = {part: None for part in middle.modules() if any(w.dim() > 1 for w in part.parameters(recurse=False))}
@@ -57,13 +57,14 @@ def observe(module: nn.Module, model: Model) -> Iterator[Observation]:
             handle.remove()
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """Every tensor in nested tuples, lists and dictionaries, in order."""
     if isinstance(tree, torch.Tensor):
         return [tree]
     if isinstance(tree, dict):
         tree = tuple(tree.values())
-    return [tensor for part in tree for tensor in _tensors(part)] if isinstance(tree, (tuple, list)) else []
+    return [tensor for part in tree for tensor in tensors(part)] if isinstance(tree, (tuple, list)) else []
 
 
-def _dtypes(tensors: list[Any]) -> set[str]:
-    return {dtype_name(tensor.dtype) for tensor in tensors if tensor.is_floating_point()}
+def _dtypes(found: list[Any]) -> set[str]:
+    return {dtype_name(tensor.dtype) for tensor in found if tensor.is_floating_point()}
