@@ -15,7 +15,7 @@ import fidelity
 PACKAGE = Path(fidelity.__file__).parent
 LAYERS = (
     {"errors", "lazy"},
-    {"records"},
+    {"records", "trend"},
     {"registry", "environment", "signal", "tensorfile", "photographs"},
     {"models", "latents", "optimizations", "memory", "metrics", "detectors", "gates", "attribution"},
     {
@@ -32,11 +32,15 @@ LAYERS = (
         "estimate",
         "grammar",
         "suite",
+        "comparison",
+        "compare",
+        "differences",
+        "history",
     },
     {"verdicts"},
     {"measuring"},
-    {"plain"},
-    {"evaluator", "worker", "inspection"},
+    {"plain", "overflow"},
+    {"evaluator", "worker", "inspection", "reach"},
     {"pool"},
     {"runs"},
     {"goldens", "calibrate", "folders", "report"},
@@ -50,7 +54,8 @@ ONLY = {
     "jinja2": {"report.html"},
     "pytest": {"pytest_plugin"},
 }
-NO_TORCH = ("gates", "report", "suite", "plans", "rules", "grammar", "records", "registry", "cli")
+NO_TORCH = ("gates", "report", "suite", "plans", "rules", "grammar", "records", "registry", "cli", "compare", "comparison",
+            "differences", "history", "trend")  # fmt: skip
 
 
 def modules() -> dict[str, Path]:

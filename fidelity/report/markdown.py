@@ -10,8 +10,8 @@ from fidelity.records import CaseResult, Effect, RunResult
 from fidelity.report import files, plans, words
 
 NAME = "summary.md"
-CEILING = 1_000_000
-"""Bytes; GitHub refuses a step summary of 1 MiB."""
+COMMENT = 65_536
+"""Characters of a comment on GitHub. A step summary may have 1 MiB."""
 MOST_SURPRISES = 25
 MOST_ROWS = 80
 MOST_REASONS = 4
@@ -32,10 +32,25 @@ def render(run: RunResult) -> str:
         _notes(run),
         _environment(run),
     ]
-    text = "\n".join(line for section in sections if section for line in [*section, ""])
-    if len(text.encode("utf-8", "replace")) > CEILING:  # each part is bounded, so only absurd names lead here
-        text = text.encode("utf-8", "replace")[:CEILING].decode("utf-8", "ignore") + "\n\n… cut; see report.html\n"
-    return text
+    return bounded(sections, "report.html")
+
+
+def bounded(sections: Sequence[Sequence[str]], page: str) -> str:
+    """Sections one below the other, as many as fit into a comment; what did not fit is named, and stands in `page`."""
+    whole = [["\n".join(section), section[0]] for section in sections if section]
+    kept: list[str] = []
+    left, room = [], COMMENT - 500
+    for body, title in whole:
+        if len(body) <= room:
+            kept.append(body)
+            room -= len(body) + 2
+        else:
+            left.append(words.line(title.lstrip("#<>/ "), 60))
+    if not kept and whole:  # a first section that long is one absurd name
+        kept.append(whole[0][0][:room])
+    if left:
+        kept.append(f"Left out, to fit into a comment: {text(', '.join(left), 300)}. All of it is in `{page}`.")
+    return "\n\n".join(kept) + "\n"
 
 
 def write(run: RunResult, folder: Path) -> Path:
@@ -56,7 +71,7 @@ def code(raw: str, length: int = 400) -> str:
     return f"{fence}{pad}{flat}{pad}{fence}" if flat else ""
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> list[str]:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> list[str]:
     """A table whose last `right` columns are aligned to the right."""
     rule = ["---"] * (len(header) - right) + ["--:"] * right
     return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
@@ -117,7 +132,7 @@ def _recommended(run: RunResult) -> list[str]:
     return [
         "### Least memory with every gate passed",
         "",
-        *_table(["model", "plans that pass", "recommended", "peak", "saved"], rows[:20], right=2),
+        *table(["model", "plans that pass", "recommended", "peak", "saved"], rows[:20], right=2),
         *([f"… and {len(rows) - 20} more models"] if len(rows) > 20 else []),
     ]
 
@@ -137,7 +152,7 @@ def _checks(run: RunResult) -> list[str]:
     return [
         "### Checks that need no golden",
         "",
-        *_table(["check", "held", "worst difference"], rows[:MOST_ROWS], right=2),
+        *table(["check", "held", "worst difference"], rows[:MOST_ROWS], right=2),
     ]
 
 
@@ -163,7 +178,7 @@ def _effects(run: RunResult) -> list[str]:
         ]
         for (model, axis, value), found in rows.items()
     ]
-    lines += _table(["model", "setting", "RMSE", "LPIPS", "seam", "peak"], shown[:MOST_ROWS], right=4)
+    lines += table(["model", "setting", "RMSE", "LPIPS", "seam", "peak"], shown[:MOST_ROWS], right=4)
     if len(shown) > MOST_ROWS:
         lines += ["", f"… and {len(shown) - MOST_ROWS} more in `report.html`."]
     return [*lines, "", "Mean over all pairs that differ in this setting alone. Interactions: `report.html`."]
@@ -194,7 +209,7 @@ def _costs(run: RunResult) -> list[str]:
         + ("" if per_latents else ", all latents folded")
         + ". RMSE and seam in grey levels. ᴱ: fp16 emulated, no memory of its own.",
         "",
-        *_table(header, rows, right=5),
+        *table(header, rows, right=5),
     ]
     if len(groups) > MOST_ROWS:
         lines += ["", f"… and {len(groups) - MOST_ROWS} more groups in `report.html`."]
