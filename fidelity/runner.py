@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from fidelity import optimizations, oracles
 from fidelity.lazy import torch
 from fidelity.memory import allocator
-from fidelity.optimizations import state
+from fidelity.optimizations import activations, state
 from fidelity.optimizations.observe import dtype_name, observe
 from fidelity.optimizations.precision import is_emulated
 from fidelity.records import Decoded, DecodePlan, MemoryTrace, Model, Observation, Proof, Receipts
@@ -69,12 +69,21 @@ class Runner:
         with torch.no_grad():
             return sample_of(self.model.family.decode(self.module, self._probe)).cpu().clone()
 
-    def decode(self, latents: Tensor, plan: DecodePlan, *, decode: Decode | None = None, trace: bool = True) -> Decoded:
+    def decode(
+        self,
+        latents: Tensor,
+        plan: DecodePlan,
+        *,
+        decode: Decode | None = None,
+        trace: bool = True,
+        watch: bool = False,
+    ) -> Decoded:
         """Decode latents (B, C, [T,] H, W; fp32, as the decoder takes them) under `plan`.
 
         With `trace`, a decode of its own measures memory first: it warms up, and its sample tells whether the plan
         repeats bit for bit. `decode(module, latents)` is somebody's own decode: it gets fp32 latents, and `plan` is
-        what it claims to do, applied by itself and not by us.
+        what it claims to do, applied by itself and not by us. With `watch`, the judged decode keeps what each module
+        gave; that makes it slower.
         """
         run = decode or self.model.family.decode
         applied = DecodePlan() if decode else plan
@@ -93,7 +102,7 @@ class Runner:
                 fed = self._feed(latents, applied)
                 if traced is None and emulated and applied.options:  # no oracle, no traced decode: does it repeat?
                     traced = sample_of(run(self.module, fed.clone())).detach().to("cpu", torch.float32)
-                sample, taken["decode"], seen, resident = self._judge(run, fed, plan)
+                sample, taken["decode"], seen, resident = self._judge(run, fed, plan, watch)
                 receipts = _receipts(proofs, seen) if decode is None else _claims(seen, plan)
         except BaseException:
             self.reload()  # whatever a crash left behind must not reach the next case
@@ -106,7 +115,7 @@ class Runner:
         if memory.method and resident is not None:
             memory = msgspec.structs.replace(memory, resident_peak_bytes=resident + (memory.weights_bytes or 0))
         exact = None if traced is None else bool(torch.equal(_bits(traced), _bits(candidate)))
-        return Decoded(candidate, taken, receipts, memory, exact)
+        return Decoded(candidate, taken, receipts, memory, exact, seen.activations)
 
     @contextmanager
     def applied(self, plan: DecodePlan) -> Iterator[Callable[[Tensor], tuple[Tensor, Receipts]]]:
@@ -153,8 +162,11 @@ class Runner:
         )
         return output.detach().to("cpu", torch.float32), memory
 
-    def _judge(self, run: Decode, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, float, Observation, int | None]:
-        with observe(self.module, self.model) as seen:
+    def _judge(
+        self, run: Decode, latents: Tensor, plan: DecodePlan, watch: bool = False
+    ) -> tuple[Tensor, float, Observation, int | None]:
+        watching = activations.watch(self.module, self.model, latents.shape[0]) if watch else nullcontext()
+        with observe(self.module, self.model) as seen, watching as seen.activations:
             seen.batch = latents.shape[0]
             if plan.tiling is not None:
                 size = (latents.shape[-2], latents.shape[-1])
