@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fidelity import checks, gates, golden, images, naming, oracles
+from fidelity import checks, gates, golden, images, naming, oracles, overflow
 from fidelity import latents as latents_
 from fidelity.certificate import approved_values
 from fidelity.environment import environment_class
@@ -20,7 +20,7 @@ from fidelity.errors import EvaluationError, GoldenError
 from fidelity.golden import Golden
 from fidelity.lazy import torch
 from fidelity.measuring import blame, measure
-from fidelity.optimizations import state, witness
+from fidelity.optimizations import activations, state, witness
 from fidelity.plain import Plain
 from fidelity.records import (
     Case,
@@ -79,6 +79,7 @@ class Evaluator:
         self._oracle: tuple[str, Tensor] | None = None
         self._latents: tuple[tuple[str, str], Tensor] | None = None
         self._plain: Plain | None = None
+        self._overflowed: dict[tuple[str, str], list[Reason]] = {}
         self._measured: dict[tuple[str, ...], tuple[dict[str, Measurement], dict[str, tuple[str, ...]]]] = {}
 
     # ------------------------------------------------------------ what a case needs
@@ -97,6 +98,7 @@ class Evaluator:
         if self._golden is None or self._golden[0] != (model, latents):
             self._golden = self._oracle = None  # one at a time
             self._measured.clear()
+            self._overflowed.clear()
             self._plain = None
             digest = self.weights_digest(model)
             loaded = golden.load(self.root, model, latents, weights_digest=digest, suite=self.suite_path)
@@ -171,7 +173,8 @@ class Evaluator:
         if made.shape != stored.latents.shape or not torch.allclose(made, stored.latents, rtol=1e-3, atol=1e-3):
             moved = f"the latents {latents!r} made now differ from the golden's: fidelity golden approve records anew"
             return Reference(drift=None, ok=False, reason=moved, recorded=recorded, **about)
-        decoded = self.runner(model).decode(stored.latents, REFERENCE_PLAN, trace=False)
+        decoded = self.runner(model).decode(stored.latents, REFERENCE_PLAN, trace=False, watch=True)
+        about["headroom"] = activations.headroom(decoded.activations, self.models[model].force_upcast)
         about["seconds"] = decoded.seconds["decode"]
         measured = METRICS.get("rmse")(
             decoded.sample, stored.sample, plan=REFERENCE_PLAN, receipts={}, data_range=self.models[model].data_range
@@ -182,7 +185,8 @@ class Evaluator:
         seen = f"{drift:.4g} grey levels RMSE" if drift is not None else str(measured.reason)
         if ok:
             return Reference(drift=drift, ok=True, recorded=recorded, **about)
-        why = self._why(REFERENCE_PLAN, stored, decoded, {}, None)
+        why = overflow.reasons(self.runner(model), stored.latents, REFERENCE_PLAN, decoded.sample)
+        why += self._why(REFERENCE_PLAN, stored, decoded, {}, None)
         reason = "; ".join([f"reference drifted: {seen}, limit {limit:g} in {where}", *(each.message for each in why)])
         return Reference(
             drift=drift, ok=False, reason=reason, recorded=recorded, diagnosis=gates.diagnosis(why), **about
@@ -201,7 +205,7 @@ class Evaluator:
             decoded = self.runner(case.model).decode(stored.latents, case.plan, decode=decode)
         except Exception as error:  # a decode may raise anything; its kind and words are the evidence
             return self._finish(case, "error", (crash(error),))
-        return self.judge(case, stored, decoded, by_somebody_else=decode is not None)
+        return self.judge(case, stored, decoded, decode=decode)
 
     def _check(self, case: Case, check: Check) -> CaseResult:
         """Judge a case by its metamorphic check, on latents made anew: no golden has a part in it."""
@@ -233,8 +237,12 @@ class Evaluator:
             self._latents = (key, self.make_latents(*key))
         return self._latents[1]
 
-    def judge(self, case: Case, stored: Golden, decoded: Decoded, *, by_somebody_else: bool = False) -> CaseResult:
-        """Measure a decode against its golden, and against its oracle if it is the model's own; gate it."""
+    def judge(self, case: Case, stored: Golden, decoded: Decoded, *, decode: Decode | None = None) -> CaseResult:
+        """Measure a decode against its golden, and against its oracle if it is the model's own; gate it.
+
+        `decode` made it, if it is somebody's own.
+        """
+        by_somebody_else = decode is not None
         reasons = list(gates.receipt_reasons(decoded.receipts, case.plan.settings, repeat_exact=decoded.repeat_exact))
         if decoded.sample.shape != stored.sample.shape:
             seen, want = ("×".join(map(str, tensor.shape)) for tensor in (decoded.sample, stored.sample))
@@ -268,6 +276,7 @@ class Evaluator:
             strange = not by_somebody_else and gates.surprise(case, gates.verdict(tuple(reasons)), blamed)
             expected = self._oracle[1] if self._oracle and "not_as_specified" in blamed else None
             why = self._why(case.plan, stored, decoded, measurements, expected, again=strange)
+            reasons += self._overflow(case.plan, stored, decoded, decode)
             reasons += [each for each in why if not set(each.diagnosis) <= set(blamed)]
         result = self._finish(case, gates.verdict(tuple(reasons)), tuple(reasons), decoded, measurements, pictures)
         return msgspec.structs.replace(result, approved=approved)
@@ -304,6 +313,14 @@ class Evaluator:
             measurements=measurements,
         )
         return found + (self._second_look(plan, stored, decoded) if again else [])
+
+    def _overflow(self, plan: DecodePlan, stored: Golden, decoded: Decoded, decode: Decode | None) -> list[Reason]:
+        """The module that gave the first value that is not finite; offload moves no values, so it is asked once."""
+        key = (latents_.digest(decoded.sample), msgspec.structs.replace(plan, offload="none").id)
+        if key not in self._overflowed:
+            runner = self.runner(stored.certificate.model)
+            self._overflowed[key] = overflow.reasons(runner, stored.latents, plan, decoded.sample, decode)
+        return self._overflowed[key]
 
     def _second_look(self, plan: DecodePlan, stored: Golden, decoded: Decoded) -> list[Reason]:
         runner = self.runner(stored.certificate.model)
