@@ -530,6 +530,17 @@ class Headroom(Struct, frozen=True):
         """Whether the config declares force_upcast where it is needed; None where nothing was measured."""
         return None if self.tightest is None else self.force_upcast or self.tightest >= 1
 
+    @property
+    def words(self) -> str:
+        """What follows for fp16, in a few words, held against what the config declares."""
+        if self.tightest is None:
+            return f"not measured: {self.reason}"
+        if self.tightest < 1:
+            which = f"needs force_upcast: {self.layers[0].name} passes 65504"
+            return f"{which}, and it is declared" if self.force_upcast else f"{which}, and it is not declared"
+        room = f"65504 is {self.tightest:.3g} times the largest activation"
+        return f"{room}, though force_upcast is declared" if self.force_upcast else f"{room}: no force_upcast needed"
+
 
 class Reference(Struct, frozen=True):
     """The reference plan decoded again in this run, against its golden."""
