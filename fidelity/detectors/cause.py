@@ -114,12 +114,21 @@ def affine(pair: Pair, plan: DecodePlan, receipts: Receipts) -> Iterator[Cause]:
             f"contrast is {_list(gains, '.4f')} times the golden's, {share}: compare scaling_factor, mean and std with "
             "the model's config",
         )
-    elif by_offset >= EXPLAINS and max(map(abs, offsets)) >= LEAST_OFFSET:
+    elif by_offset >= EXPLAINS and max(map(abs, offsets)) >= LEAST_OFFSET and _in_all_frames(pair):
         yield (
             "shift",
             f"channels are moved by {_list(offsets, '+.2f')} grey levels, {share}: compare shift_factor and mean with "
             "the model's config",
         )
+
+
+def _in_all_frames(pair: Pair) -> bool:
+    """Whether each frame is moved by half of what all are, at least: a part of a video that is lighter is no shift."""
+    if pair.frames == 1:
+        return True
+    means = pair.grey(range(pair.count)).mean((1, 2, 3)).view(pair.batch, pair.frames)
+    whole = means.mean(1, keepdim=True)
+    return bool((means * whole.sign() >= 0.5 * whole.abs()).all())
 
 
 def fit(pair: Pair) -> tuple[list[float], list[float], float, float]:

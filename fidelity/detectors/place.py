@@ -23,6 +23,8 @@ GHOST, HAUNTED = 0.01, 0.8
 """Least share of another item that is called a ghost, and of the squared error that it must explain."""
 REACH = 2
 """Pixels by which a single tile is tried to be moved."""
+IN_TIME = 4
+"""Frames to each side among which one is looked for that a frame shows instead of its own."""
 
 
 def shape_sentence(candidate: tuple[int, ...], golden: tuple[int, ...]) -> str:
@@ -190,34 +192,53 @@ def tiles(pair: Pair, plan: DecodePlan, receipts: Receipts, matches: float, leas
 
 
 def frame_shift(pair: Pair, matches: float, least: float) -> Iterator[Cause]:
-    """Frames from some frame on that are their neighbours in time, or have a share of them."""
+    """Frames from some frame on that are others nearby in time, or have a share of them."""
     size, frames = pair.batch, pair.frames
     own, other = (_thumbs(side).reshape(size, frames, -1) for side in (pair.candidate, pair.golden))
     same = _levels(pair, (own - other).square().mean(-1).sqrt())
-    for step, words in ((1, "later"), (-1, "earlier")):
-        moved = torch.full_like(same, float("inf"))
-        here, there = (slice(0, -1), slice(1, None)) if step == 1 else (slice(1, None), slice(0, -1))
-        moved[:, here] = _levels(pair, (own[:, here] - other[:, there]).square().mean(-1).sqrt())
-        wrong = ((moved < same * matches) & (same > least)).nonzero().tolist()
-        if wrong:
-            item, frame = wrong[0]
-            seen = f"image {item}, frame {frame} is the frame {words} ({len(wrong)} frames so)"
-            yield "misaligned", f"{seen}: that leaves {moved[item, frame]:.2f} of {same[item, frame]:.2f} levels"
-            return
-    yield from _ghost(own, other, same, least)
+    best, by = torch.full_like(same, float("inf")), torch.zeros(same.shape, dtype=torch.int64)
+    for step in _near(frames):
+        there = _levels(pair, (own - other.roll(-step, 1)).square().mean(-1).sqrt())
+        nearer = _has(frames, step) & (there < best)
+        best, by = torch.where(nearer, there, best), torch.where(nearer, step, by)
+    wrong = ((best < same * matches) & (same > least)).nonzero().tolist()
+    if not wrong:
+        yield from _ghost(own, other, same, least)
+        return
+    # the shift of most of them tells; the first frame that has it tells where
+    steps = [int(by[item, frame]) for item, frame in wrong]
+    step = max(set(steps), key=lambda each: (steps.count(each), -abs(each)))
+    item, frame = wrong[steps.index(step)]
+    words = f"{abs(step)} frames {'later' if step > 0 else 'earlier'}" if abs(step) > 1 else _beside(step)
+    seen = f"image {item}, frame {frame} is the frame {words} ({steps.count(step)} frames so)"
+    yield "misaligned", f"{seen}: that leaves {best[item, frame]:.2f} of {same[item, frame]:.2f} levels"
+
+
+def _beside(step: int) -> str:
+    return "later" if step > 0 else "earlier"
+
+
+def _near(frames: int) -> list[int]:
+    """Steps to the frames nearby, the nearest first."""
+    return [step for k in range(1, min(IN_TIME, frames - 1) + 1) for step in (k, -k)]
+
+
+def _has(frames: int, step: int) -> Tensor:
+    """Which frames have one that many later."""
+    at = torch.arange(frames) + step
+    return (at >= 0) & (at < frames)
 
 
 def _ghost(own: Tensor, other: Tensor, same: Tensor, least: float) -> Iterator[Cause]:
-    """A frame's error that is a share of the difference to its neighbour."""
+    """A frame's error that is a share of the difference to a frame nearby."""
     worst: tuple[float, str] = (0.0, "")
-    for step in (1, -1):
+    for step in _near(own.shape[1]):
         neighbour = other.roll(-step, 1) - other
         error = own - other
         power = neighbour.square().mean(-1)
         share = (error * neighbour).mean(-1) / power.clamp_min(1e-12)
         explained = share.square() * power / error.square().mean(-1).clamp_min(1e-12)
-        explained[:, -1 if step == 1 else 0] = 0
-        explained[(same < least) | (share < 0.02)] = 0
+        explained[~_has(own.shape[1], step).expand_as(same) | (same < least) | (share < 0.02)] = 0
         value, at = explained.flatten().max(0)
         if float(value) > max(0.5, worst[0]):
             item, frame = divmod(int(at), own.shape[1])

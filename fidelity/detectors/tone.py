@@ -153,11 +153,11 @@ def _smooth(height: int, width: int) -> Tensor:
 @lru_cache(maxsize=256)
 def tile_weights(grid: TileGrid, cell: int) -> Tensor:
     """Share of each tile in each cell, (cells, tiles): ramps over the blend bands; they add up to 1."""
-    rows, cols = _ramps(grid.rows, cell), _ramps(grid.cols, cell)
+    rows, cols = ramps(grid.rows, cell), ramps(grid.cols, cell)
     return torch.einsum("ya,xb->yxab", rows, cols).reshape(len(rows) * len(cols), -1)
 
 
-def _ramps(axis: TileAxis, cell: int) -> Tensor:
+def ramps(axis: TileAxis, cell: int) -> Tensor:
     """Each tile's blend weight along one axis, averaged over cells: (cells, tiles). The ramp is diffusers' i / band, of
     a band that is no longer than the tile itself: a last tile may be shorter."""
     position = torch.arange(axis.size, dtype=torch.float64)[:, None]
