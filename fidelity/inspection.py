@@ -1,8 +1,4 @@
-"""What a model is and how far its decoder looks: the facts behind a choice of tile and overlap.
-
-`reach` answers two questions by decoding. How far does one latent pixel show (receptive field)? And how wrong is a tile
-at which distance from its cut edge, compared with the full decode? The second is what an overlap has to hide.
-"""
+"""What a model is: geometry, scaling, legal tiles, round trip, how far its decoder looks, and its room in fp16."""
 
 from __future__ import annotations
 
@@ -12,45 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from fidelity.errors import LatentsError
+from fidelity import reach as reach_
+from fidelity.errors import IllegalTiling, LatentsError
 from fidelity.lazy import torch
 from fidelity.models import legal_tiles
-from fidelity.records import LatentSource, Model
+from fidelity.optimizations import activations
+from fidelity.records import DecodePlan, Headroom, LatentSource, Model, Reach, Tiling
 from fidelity.runner import Runner
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-OVERLAPS = (0.0, 0.125, 0.25, 0.5)
+OVERLAPS = (0.0, 0.125, 0.25, 0.375, 0.5)
 ERRORS = (1.0, 0.5, 0.1)
 """Grey levels RMS for which an overlap is predicted."""
-EXACT = 1e-3
-"""Grey levels: below this a change is rounding."""
-
-
-class Reach(Struct, frozen=True):
-    """How far a decoder looks, in latent pixels; profiles start at distance 0 and are in grey levels."""
-
-    pixel: tuple[float, ...]
-    """Largest change of the sample at each distance from one latent pixel that moved by one standard deviation."""
-    edge: tuple[float, ...]
-    """RMS error of a decode that was cut off, at each distance from the cut."""
-    is_global: bool
-    """Whether one pixel moves the whole picture (statistics or attention over all of it): tiling is never exact."""
-
-    @property
-    def radius(self) -> int | None:
-        """The distance beyond which one latent pixel changes nothing; None if there is no such distance."""
-        return None if self.is_global else 1 + max(d for d, change in enumerate(self.pixel) if change > EXACT)
-
-    def overlap(self, error: float) -> int | None:
-        """Latent pixels of overlap after which the error at a tile's inner edge is at most `error` grey levels RMS.
-
-        Tiles lose the half of the overlap that lies nearer to their cut, where the blend weighs them less than half, so
-        twice the distance is needed. None: it stays above at every distance (a tone shift that no overlap removes).
-        """
-        beyond = [distance for distance in range(len(self.edge)) if max(self.edge[distance:]) <= error]
-        return 2 * beyond[0] if beyond else None
+PREDICTED = (16, 32)
+"""Latent pixels: tiles whose error is predicted for a picture of four such tiles each way."""
 
 
 class Inspection(Struct, frozen=True):
@@ -73,6 +46,9 @@ class Inspection(Struct, frozen=True):
     round_trip: dict[str, float]
     """PSNR in dB of each photograph through encoder and decoder: the ceiling of any decode."""
     reach: Reach
+    predicted: dict[str, dict[str, float]]
+    """By tile, then by overlap: RMSE in grey levels of a tiled decode of four tiles each way, from the reach."""
+    headroom: Headroom
 
 
 def inspect(model: Model, photographs: list[LatentSource], device: str = "cpu") -> Inspection:
@@ -89,6 +65,9 @@ def inspect(model: Model, photographs: list[LatentSource], device: str = "cpu") 
         first = made.tensor[:1] if first is None else first
         if made.image is not None:
             trips[source.name] = _psnr(_decode(runner, made.tensor), made.image, model.data_range)
+    latents = first if first is not None else _seeded(model)
+    found = reach_.probe(runner, latents)
+    watched = runner.decode(latents, DecodePlan(), trace=False, watch=True)
     geometry, scaling = model.geometry, model.scaling
     return Inspection(
         name=model.name,
@@ -104,27 +83,21 @@ def inspect(model: Model, photographs: list[LatentSource], device: str = "cpu") 
         decoder_weights=count,
         decoder_bytes=4 * count,
         round_trip=trips,
-        reach=reach(runner, first if first is not None else _seeded(model)),
+        reach=found,
+        predicted={str(tile): _predicted(model, found, tile) for tile in PREDICTED},
+        headroom=activations.headroom(watched.activations, model.force_upcast),
     )
 
 
-def reach(runner: Runner, latents: Tensor) -> Reach:
-    """Probe with latents (1, C, [T,] H, W) of real content, at least 16 latent pixels each way."""
-    f, full = runner.model.geometry.spatial, _decode(runner, latents)
-    height, width = latents.shape[-2:]
-    moved = latents.clone()
-    moved[..., height // 2, width // 2] += latents.std()
-    levels = 255.0 / (runner.model.data_range[1] - runner.model.data_range[0])
-    change = (_decode(runner, moved) - full).abs().flatten(0, -3).amax(0) * levels
-    rows = torch.arange(height * f) // f - height // 2
-    cols = torch.arange(width * f) // f - width // 2
-    distance = torch.maximum(rows.abs()[:, None], cols.abs()[None, :])
-    farthest = min(height, width) // 2 - 1
-    pixel = tuple(float(change[distance == d].max()) for d in range(farthest + 1))
-    keep = width * 3 // 4
-    error = (_decode(runner, latents[..., :keep]) - full[..., : keep * f]) * levels
-    by_column = error.square().flatten(0, -2).mean(0).reshape(keep, f).mean(1).sqrt().flip(0)
-    return Reach(pixel, tuple(by_column.tolist()), is_global=pixel[-1] > EXACT)
+def _predicted(model: Model, found: Reach, tile: int) -> dict[str, float]:
+    out = {}
+    for overlap in OVERLAPS:
+        try:
+            grid = model.family.tile_grid(model.geometry, (4 * tile, 4 * tile), Tiling(tile, overlap))
+        except IllegalTiling:
+            continue  # `legal_tiles` says which are
+        out[f"{overlap:g}"] = reach_.predict(found, grid, model.geometry.spatial)
+    return out
 
 
 def _decode(runner: Runner, latents: Tensor) -> Tensor:
@@ -133,7 +106,7 @@ def _decode(runner: Runner, latents: Tensor) -> Tensor:
 
 
 def _seeded(model: Model) -> Tensor:
-    frames = (1,) if model.geometry.video else ()
+    frames = (reach_.MOST_FRAMES,) if model.geometry.video else ()
     shape = (1, model.geometry.latent_channels, *frames, 32, 32)
     spread = 1.0 / model.scaling.factor if model.scaling.factor else 1.0
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)) * spread
@@ -157,20 +130,55 @@ def lines(found: Inspection) -> list[str]:
     ]
     out += [f"tiles o={overlap:<5} {_ranges(tiles)}" for overlap, tiles in found.legal_tiles.items()]
     out += [f"round trip    {name}: {psnr:.2f} dB" for name, psnr in found.round_trip.items()]
-    probe = found.reach
-    if probe.radius is None:
+    return [*out, *_reach_lines(found), *_headroom_lines(found.headroom)]
+
+
+def _reach_lines(found: Inspection) -> list[str]:
+    probe, out = found.reach, []
+    reaches = reach_.radius(probe)
+    if reaches is None:
         far = probe.pixel[-1]
         out.append(f"one latent px moves the whole picture ({far:.2g} grey levels {len(probe.pixel) - 1} latent pixels "
                    "away): tiling is never exact, statistics or attention are global")  # fmt: skip
     else:
-        out.append(f"one latent px reaches {probe.radius} latent pixels: tiling is exact beyond that")
-    steps = [d for d in (0, 1, 2, 4, 8, 12, 16) if d < len(probe.edge)]
+        out.append(f"one latent px reaches {reaches} latent pixels: tiling is exact beyond that")
+    if probe.frames_reason != reach_.PICTURES:
+        out.append(f"one latent frame {_frames(probe)}")
+    steps = [d for d in (0, 1, 2, 3, 4, 6, 8) if d < len(probe.edge)]
     profile = " · ".join(f"{probe.edge[d]:.2f} at {d}" for d in steps)
-    out.append(f"cut edge      {profile}  (RMS grey levels at latent px)")
+    out.append(f"cut edge      {profile}  (RMS grey levels at latent px from it: lost context)")
+    sizes = " · ".join(f"{level:.2f} in a tile of {side}" for level, side in zip(probe.tone, probe.sizes))
+    out.append(f"tone          {sizes}  (RMS grey levels everywhere in it: its own statistics)")
     for error in ERRORS:
-        needed = probe.overlap(error)
+        needed = reach_.overlap(probe, error)
         what = "no overlap is enough" if needed is None else f"{needed} latent pixels"
         out.append(f"overlap for {error:g} grey level RMS at a tile's inner edge: {what}")
+    for tile, costs in found.predicted.items():
+        row = " · ".join(f"{cost:.2f} at {overlap}" for overlap, cost in costs.items()) or "no legal overlap"
+        out.append(f"tile {tile:<8} {row}  (predicted RMSE, grey levels, by overlap)")
+    return out
+
+
+def _frames(probe: Reach) -> str:
+    """What one latent frame reaches, in words."""
+    if probe.frames_reason is not None:
+        return f"was not moved: {probe.frames_reason}"
+    reached = [max((d for d, change in enumerate(side) if change > reach_.EXACT), default=0)
+               for side in (probe.before, probe.after)]  # fmt: skip
+    ends = ["" if far < len(side) - 1 else " or more" for far, side in zip(reached, (probe.before, probe.after))]
+    if reach_.causal(probe):
+        return f"moves none before it and {reached[1]}{ends[1]} after it: causal"
+    return f"moves {reached[0]}{ends[0]} before it and {reached[1]}{ends[1]} after it"
+
+
+def _headroom_lines(room: Headroom) -> list[str]:
+    if room.tightest is None:
+        return [f"fp16 headroom not measured: {room.reason}"]
+    out = [f"fp16          {room.words}"]
+    for layer in room.layers[:5]:
+        seen = "not finite" if layer.max_abs is None else f"{layer.max_abs:,.6g}"
+        times = "0" if layer.headroom is None else f"{layer.headroom:.3g}"
+        out.append(f"  headroom {times:>8}×  {layer.name} ({layer.kind}), at most {seen}")
     return out
 
 
