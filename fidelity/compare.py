@@ -25,9 +25,6 @@ from fidelity.comparison import (
 )
 from fidelity.differences import (
     OTHER_DRIFT,
-    SAME_DRIFT,
-    SAME_LEAST,
-    SAME_SHARE,
     environment_class,
     meaning,
     other_goldens,
@@ -37,8 +34,8 @@ from fidelity.differences import (
 from fidelity.errors import RequestError
 from fidelity.records import CaseResult, Measurement, RunResult
 from fidelity.registry import unknown
+from fidelity.trend import SAME_LEAST, least
 
-GREY = "grey levels"
 FEWEST_TIMES = 5
 """Pairs of decode times below which no pace is told."""
 JUDGED = ("pass", "fail")
@@ -189,7 +186,7 @@ def _allowed(name: str, about: Measurement, before: float, head: CaseResult, ris
     if not same:
         return None
     floor = head.approved.floors.get(name, 0.0) if head.approved else 0.0
-    return max(floor, SAME_DRIFT if about.unit == GREY else SAME_SHARE * abs(before), SAME_LEAST)
+    return max(floor, least(about.unit, before))
 
 
 def _weighed(change: Change) -> Change:

@@ -6,14 +6,9 @@ from collections.abc import Sequence
 
 from fidelity.comparison import CaseChange
 from fidelity.records import RunResult
+from fidelity.trend import SAME_DRIFT, SAME_SHARE
 
 UNKNOWN = "an unknown environment"
-SAME_DRIFT = 1e-3
-"""Grey levels: what a repeated decode may differ by in one environment class, as in `evaluator.DRIFT_LIMIT_SAME`."""
-SAME_SHARE = 1e-3
-"""The same for measurements of other units, as a share of what they were."""
-SAME_LEAST = 1e-6
-"""Below this, in any unit, a change is none."""
 OTHER_DRIFT = {"fp32": 0.1, "bf16": 1.0, "fp16": 0.25}
 """Grey levels RMSE between environment classes: other kernels move an fp32 decode by 2e-5 of 2 (the limit is that of
 `evaluator.DRIFT_LIMIT_OTHER`), a bf16 decode by one grey level, and fp16, with eight times its digits, by an eighth of
@@ -94,14 +89,4 @@ def meaning(
     return notes
 
 
-__all__ = [
-    "OTHER_DRIFT",
-    "SAME_DRIFT",
-    "SAME_LEAST",
-    "SAME_SHARE",
-    "environment_class",
-    "meaning",
-    "other_goldens",
-    "same_class",
-    "table",
-]
+__all__ = ["OTHER_DRIFT", "environment_class", "meaning", "other_goldens", "same_class", "table"]

@@ -23,14 +23,16 @@ REFERENCE_CHANNELS = (32, 32, 64, 112)
 
 def time_estimate(suite: Suite, jobs: int = 1) -> float:
     """Seconds that a run takes: pixels decoded, tiles' overlap included, at the speed of one core for each job."""
-    seconds = 0.0
-    for case in suite.judged:
-        model, shape = suite.models[case.model], suite.shapes[case.model, case.latents]
-        frames = shape[2] * model.geometry.temporal if len(shape) == 5 else 1
-        pixels = shape[0] * frames * shape[-2] * shape[-1] * model.geometry.spatial**2
-        speed = SECONDS_PER_MEGAPIXEL["fp32" if case.plan.force_upcast else case.plan.dtype]
-        seconds += DECODES_PER_CASE * speed * pixels / 1e6 * _overlap_factor(case, model, shape) * _weight(model)
-    return LOADING_SECONDS + seconds / jobs
+    return LOADING_SECONDS + sum(seconds(suite, case) for case in suite.judged) / jobs
+
+
+def seconds(suite: Suite, case: Case) -> float:
+    """Seconds that one case takes on one core."""
+    model, shape = suite.models[case.model], suite.shapes[case.model, case.latents]
+    frames = shape[2] * model.geometry.temporal if len(shape) == 5 else 1
+    pixels = shape[0] * frames * shape[-2] * shape[-1] * model.geometry.spatial**2
+    speed = SECONDS_PER_MEGAPIXEL["fp32" if case.plan.force_upcast else case.plan.dtype]
+    return DECODES_PER_CASE * speed * pixels / 1e6 * _overlap_factor(case, model, shape) * _weight(model)
 
 
 def _overlap_factor(case: Case, model: Model, shape: tuple[int, ...]) -> float:

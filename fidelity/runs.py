@@ -67,10 +67,11 @@ class Options:
         return self.request or f"fidelity run {suite.path}"
 
 
-Progress = Callable[[str], None]
+Progress = Callable[[CaseResult], None]
+"""Called with each case that has ended, those of an earlier run that were kept too."""
 
 
-def silent(_: str) -> None:
+def silent(_: CaseResult) -> None:
     """A progress that says nothing."""
 
 
@@ -162,7 +163,7 @@ class Run:
 
     def _keep(self, result: CaseResult) -> None:
         self.results[result.id] = result
-        self.progress(result.id)
+        self.progress(result)
 
     def _hold_references(self) -> None:
         needed = dict.fromkeys((case.model, case.latents) for case in self._open_cases() if case.check is None)
@@ -207,8 +208,9 @@ class Run:
                 return
         moved = {(one.model, one.latents) for one in self.references.values() if not one.ok}
         for result in self.kept.cases:
-            if result.verdict in ("pass", "fail") and (result.model, result.latents) not in moved:
-                self.results.setdefault(result.id, result)
+            fits = result.verdict in ("pass", "fail") and (result.model, result.latents) not in moved
+            if fits and result.id not in self.results:
+                self._keep(result)
 
     def _refuse_to_lose(self) -> None:
         """A case without a result is an error, whatever lost it."""

@@ -16,8 +16,13 @@ FEWEST = 3
 """Runs below which nothing is called a drift."""
 CONCORDANCE = 0.6
 """Kendall's τ of values against time from which a series counts as going one way."""
-RESOLUTION = 1e-3
-"""Share of a level below which a change is none, whatever the noise floor."""
+GREY = "grey levels"
+SAME_DRIFT = 1e-3
+"""Grey levels: what a repeated decode may differ by in one environment class, as in `evaluator.DRIFT_LIMIT_SAME`."""
+SAME_SHARE = 1e-3
+"""The same for measurements of other units, as a share of what they were."""
+SAME_LEAST = 1e-6
+"""Below this, in any unit, a change is none."""
 
 
 class TrendRun(Struct, frozen=True):
@@ -44,6 +49,19 @@ class Series(Struct, frozen=True):
     """Its noise floor in the newest run, None where none is known."""
     limit: float | None = None
 
+    @property
+    def known(self) -> int:
+        """Runs in which it was measured."""
+        return sum(value is not None for value in self.values)
+
+    @property
+    def within(self) -> bool:
+        """Whether the newest value is within its limit; without a limit or a value, nothing says that it is not."""
+        newest = self.values[-1] if self.values else None
+        if self.limit is None or newest is None:
+            return True
+        return newest <= self.limit if self.better == "lower" else newest >= self.limit
+
 
 class Drift(Struct, frozen=True):
     """A series that got worse by more than its noise floor while every run stayed within its limit."""
@@ -59,6 +77,7 @@ class Drift(Struct, frozen=True):
     """Comparable runs that were looked at, the newest included."""
     since: int
     """Place in the trend of the first run of the new level, of a creep the run after the oldest."""
+    limit: float | None = None
 
     @property
     def rise(self) -> float:
@@ -75,29 +94,36 @@ class Trend(Struct, frozen=True):
     """Series that were left out to bound the size; every one of them is in the database."""
     untested: int = 0
     """Series of too few comparable runs for a drift to be told."""
+    drifting: int = 0
+    """Series that drift, of which `drifts` holds the worst."""
 
 
-def drift(series: Series, since: int = 0) -> Drift | None:
-    """What the series shows from place `since` on, where comparable runs begin; None where it shows no drift.
+def least(unit: str, level: float) -> float:
+    """The smallest change of a measurement at this level that is one: what a repeated decode may differ by."""
+    return max(SAME_DRIFT if unit == GREY else SAME_SHARE * abs(level), SAME_LEAST)
+
+
+def drift(series: Series) -> Drift | None:
+    """What the series shows: None where it shows no drift, or the newest run left its limit, which its gate says.
 
     A *step*: all values from some run on are worse than all before it by more than the noise floor. A *creep*: no
     single step is, yet values go one way (Kendall's τ ≥ 0.6) and the median of the newest third is worse than that of
     the oldest third by more than the floor. The floor is what rounding alone was seen to do, so a repeat of the same
-    decode shows neither; it is never taken below a thousandth of the level. A gap (None) splits nothing and counts for
-    nothing. Source of τ: Kendall 1938; as a test of trend, Mann 1945.
+    decode shows neither; it is never taken below `least`. A value that is None (not measured, or of a run that cannot
+    be compared with the newest) counts for nothing. Source of τ: Kendall 1938; as a test of trend, Mann 1945.
     """
     sign = 1.0 if series.better == "lower" else -1.0
-    known = [(place, sign * value) for place, value in enumerate(series.values) if place >= since and value is not None]
-    if len(known) < FEWEST or known[-1][0] != len(series.values) - 1:
+    known = [(place, sign * value) for place, value in enumerate(series.values) if value is not None]
+    if len(known) < FEWEST or known[-1][0] != len(series.values) - 1 or not series.within:
         return None
     values = [value for _, value in known]
-    floor = max(series.floor or 0.0, RESOLUTION * max(map(abs, values)))
+    floor = max(series.floor or 0.0, least(series.unit, values[0]))
     found = _step(values, floor) or _creep(values, floor)
     if found is None:
         return None
     kind, start, before, after = found
     return Drift(series.case, series.name, series.unit, kind, sign * before, sign * after, floor, len(values),
-                 known[start][0])  # fmt: skip
+                 known[start][0], series.limit)  # fmt: skip
 
 
 Found = tuple[Literal["step", "creep"], int, float, float]
@@ -122,4 +148,4 @@ def _tau(values: Sequence[float]) -> float:
     return sum(pairs) / len(pairs)
 
 
-__all__ = ["Drift", "Series", "Trend", "TrendRun", "drift"]
+__all__ = ["SAME_DRIFT", "SAME_LEAST", "SAME_SHARE", "Drift", "Series", "Trend", "TrendRun", "drift", "least"]

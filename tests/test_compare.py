@@ -9,7 +9,7 @@ import pytest
 
 from fidelity.compare import compare
 from fidelity.comparison import Comparison, Rise, Rises
-from fidelity.differences import OTHER_DRIFT, SAME_DRIFT
+from fidelity.differences import OTHER_DRIFT
 from fidelity.errors import RequestError
 from fidelity.records import (
     ApprovedValues,
@@ -24,6 +24,7 @@ from fidelity.records import (
     from_json,
     to_json,
 )
+from fidelity.trend import SAME_DRIFT
 from tests.report import sample
 
 HERE = {"class": "cpu-here", "versions": {"torch": "2.14.1", "diffusers": "0.42.1"}}

@@ -75,13 +75,13 @@ def golden_verify(path: Path, glob: str | None, device: str, model: str | None, 
 def golden_approve(path: Path, reason: str, glob: str | None, device: str, jobs: int | None, model: str | None,
                    plugins: tuple[str, ...]) -> int:  # fmt: skip
     """Record goldens anew whose reference moved, run SUITE, and store its measurements as approved."""
-    from fidelity import goldens
+    from fidelity import estimate, goldens
     from fidelity import suite as suite_
     from fidelity.report import console
 
     loaded, options = suite_and_options(path, device, model, plugins, jobs)
     loaded = suite_.select(loaded, glob) if glob else loaded
-    with console.progress(len(loaded.judged)) as advance:
+    with console.progress({case.id: estimate.seconds(loaded, case) for case in loaded.judged}) as advance:
         result, renewed = goldens.approve(loaded, options, reason=reason, progress=advance)
     for key in renewed:
         click.echo(f"recorded anew {'/'.join(key)}")

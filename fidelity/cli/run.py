@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+import sqlite3
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from fidelity.cli.common import (
     INTERRUPTED,
+    NOT_JUDGED,
     case_option,
     device_option,
     jobs_option,
@@ -22,6 +25,7 @@ from fidelity.cli.common import (
 from fidelity.errors import RequestError
 
 if TYPE_CHECKING:
+    from fidelity.records import RunResult
     from fidelity.runs import Options
     from fidelity.suite import Suite
 
@@ -36,6 +40,8 @@ QUICK_SUITE = Path(__file__).parent.parent / "data" / "quick.toml"
 @click.option("--plan", metavar="PLAN", help="One plan instead of the matrix: bf16,tile=16,overlap=0.25,slicing.")
 @click.option("--record-missing", is_flag=True, help="Record goldens that do not exist, then judge against them.")
 @click.option("--resume", is_flag=True, help="Keep the results of an interrupted run.")
+@click.option("--history", type=click.Path(path_type=Path), metavar="DB", help="Add the run to this file.")
+@click.option("-v", "--verbose", is_flag=True, help="A line for each case as it ends.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the summary line.")
 @case_option
 @device_option
@@ -44,14 +50,17 @@ QUICK_SUITE = Path(__file__).parent.parent / "data" / "quick.toml"
 @plugin_option
 def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str | None, device: str,
         jobs: int | None, model: str | None, plugins: tuple[str, ...], record_missing: bool, resume: bool,
-        quiet: bool) -> int:  # fmt: skip
+        history: Path | None, verbose: bool, quiet: bool) -> int:  # fmt: skip
     """Decode, measure and gate every case of the suites; write tables, pictures and reports.
 
     Without a SUITE, --plan is judged on a pair of photographs against a golden recorded on the spot.
     """
     from fidelity import folders, runs
     from fidelity import suite as suite_
+    from fidelity.history import schema
 
+    if quiet and verbose:
+        raise RequestError("--quiet and --verbose ask for opposite things: leave one out")
     registry, substitute, mine = prepare(plugins, model)
     if not suites and plan is None:
         raise RequestError("nothing to run: name a suite, as in fidelity run suites/reference.toml, or give --plan")
@@ -68,6 +77,8 @@ def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str 
     targets = [out] if out is not None and len(loaded) == 1 else [parent / one.name for one in loaded]
     for folder in targets:
         folders.refuse_foreign(folder)
+    if history is not None:
+        schema.refuse(history)
     options = runs.Options(
         device=device,
         jobs=jobs,
@@ -78,9 +89,11 @@ def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str 
         private_goldens=not suites,
     )
     status = 0
-    for one, folder in zip(loaded, targets):
+    for place, (one, folder) in enumerate(zip(loaded, targets)):
         request = _request(str(one.path) if suites else None, plan, model, device, plugins)
-        status = max(status, _run_one(one, folder, dataclasses.replace(options, request=request), resume, quiet))
+        again = _again(request, glob=glob, jobs=jobs, record_missing=record_missing, history=history)
+        job = Job(one, folder, dataclasses.replace(options, request=request), resume, quiet, verbose, history, again)
+        status = max(status, job.run(others=names[place + 1 :]))
         if status == INTERRUPTED:
             break
     return status
@@ -95,26 +108,88 @@ def _request(suite: str | None, plan: str | None, model: str | None, device: str
     return shlex.join(words)
 
 
-def _run_one(one: Suite, folder: Path, options: Options, resume: bool, quiet: bool) -> int:
-    import shutil
-    import time
-    from contextlib import nullcontext
+def _again(request: str, *, record_missing: bool, **options: Any) -> str:
+    """The whole command line but for --out and --resume."""
+    names = {"glob": "--case", "jobs": "--jobs", "history": "--history"}
+    words = [word for key, value in options.items() if value is not None for word in (names[key], str(value))]
+    words += ["--record-missing"] if record_missing else []
+    return f"{request} {shlex.join(words)}".rstrip()
 
-    from fidelity import folders, report, runs
-    from fidelity.report import console
 
-    start = time.monotonic()
-    kept = folders.resumable(folder, one, options) if resume else None
-    with folders.staged(folder) as stage:
-        if kept is not None and (folder / "images").is_dir():
-            shutil.copytree(folder / "images", stage.path / "images")
-        with console.progress(len(one.judged)) if not quiet else nullcontext(runs.silent) as advance:
-            result = runs.execute(one, stage.path, options, kept=kept, progress=advance)
-        report.write_all(result, stage.path)
-        folder = stage.settle(result, resumed=resume)
-    status = INTERRUPTED if result.partial else result.exit_status
-    ENDED.append(status)
-    if not quiet:
-        console.table(result)
-    console.finish(result, seconds=time.monotonic() - start, report=folder / "report.html")
-    return status
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One suite to be run into one folder."""
+
+    suite: Suite
+    folder: Path
+    options: Options
+    resume: bool
+    quiet: bool
+    verbose: bool
+    history: Path | None
+    again: str
+    """The command line that goes on with it, but for --out and --resume."""
+
+    def run(self, others: list[str]) -> int:
+        """Run, write, print; returns the exit status. `others` are the suites that follow."""
+        import shutil
+        import time
+
+        from fidelity import folders, report
+        from fidelity.report import console, github, markdown
+
+        start = time.monotonic()
+        kept = folders.resumable(self.folder, self.suite, self.options) if self.resume else None
+        with folders.staged(self.folder) as stage:
+            if kept is not None and (self.folder / "images").is_dir():
+                shutil.copytree(self.folder / "images", stage.path / "images")
+            result, unsaved = self._recorded(self._execute(stage.path, kept))
+            report.write_all(result, stage.path)
+            folder = stage.settle(result, resumed=self.resume)
+        status = INTERRUPTED if result.partial else max(result.exit_status, NOT_JUDGED if unsaved else 0)
+        ENDED.append(status)
+        if not self.quiet:
+            console.table(result)
+            console.drifts(result)
+        github.run(result, markdown.render(result))
+        console.finish(result, seconds=time.monotonic() - start, report=folder / "report.html")
+        if result.partial:
+            shown = shlex.quote(os.path.relpath(folder))
+            console.resume(result, f"{self.again} --out {shown} --resume", others=others)
+        if unsaved:
+            add = f"fidelity history {shlex.quote(str(self.history))} --add {shlex.quote(os.path.relpath(folder))}"
+            click.echo(f"fidelity: {unsaved}; the run is in {folder}: {add} adds it", err=True)
+        return status
+
+    def _execute(self, folder: Path, kept: RunResult | None) -> RunResult:
+        from contextlib import nullcontext
+        from datetime import datetime, timezone
+
+        from fidelity import estimate, runs
+        from fidelity.history.commit import commit
+        from fidelity.report import console
+
+        began, which = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), commit()
+        costs = {case.id: estimate.seconds(self.suite, case) for case in self.suite.judged}
+        before = {case.id for case in kept.cases} if kept is not None else ()
+        shown = nullcontext(runs.silent) if self.quiet else console.progress(costs, kept=before, verbose=self.verbose)
+        with shown as advance:
+            result = runs.execute(self.suite, folder, self.options, kept=kept, progress=advance)
+        return structs.replace(result, recorded=began, commit=which)
+
+    def _recorded(self, result: RunResult) -> tuple[RunResult, str | None]:
+        """The result with its trend and drifts, added to the history; or as it is, with why it was not added."""
+        if self.history is None:
+            return result, None
+        if result.partial:
+            said = "a partial run is not added to the history; a complete one will be"
+            return structs.replace(result, notes=(*result.notes, said)), None
+        from fidelity.history import database
+        from fidelity.report import trend as said_of
+
+        try:
+            trend = database.append(self.history, result)
+        except (sqlite3.Error, RequestError) as error:  # results that took minutes outweigh a file that went bad
+            why = f"the run was not added to {self.history}: {error}"
+            return structs.replace(result, notes=(*result.notes, why)), why
+        return structs.replace(result, trend=trend, notes=(*result.notes, *said_of.notes(trend))), None

@@ -1,10 +1,10 @@
-"""The terminal: a progress bar with the case and what is left, a table worst first, one line at the end."""
+"""The terminal: progress with what is left, a line per case if asked, a table worst first, one line at the end."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fidelity.records import CaseResult, RunResult
-from fidelity.report import words
+from fidelity.report import trend, words
 
 STYLES: dict[words.Kind, str] = {
     "error": "bold magenta", "surprise": "bold red", "expected": "yellow", "pass": "green", "not_applicable": "dim",
@@ -23,6 +23,7 @@ STYLES: dict[words.Kind, str] = {
 LABELS: dict[words.Kind, str] = {
     "error": "ERROR", "surprise": "SURPRISE", "expected": "expected", "pass": "pass", "not_applicable": "n/a",
 }  # fmt: skip
+NAMES = ("rmse", "lpips", "seam", "peak", "s")
 EVERY_SECONDS = 10.0
 """How often progress says something where there is no terminal."""
 
@@ -36,17 +37,59 @@ def console(stream: TextIO | None = None, *, width: int | None = None) -> Consol
 
 
 @contextmanager
-def progress(total: int, stream: TextIO | None = None) -> Iterator[Callable[[str], None]]:
-    """Yields `advance(case_id)`, to be called as each case ends. Goes to stderr, so that stdout stays the table's.
+def progress(
+    costs: Mapping[str, float], *, kept: Collection[str] = (), verbose: bool = False, stream: TextIO | None = None
+) -> Iterator[Callable[[CaseResult], None]]:
+    """Yields `advance(case)`, to be called as each case ends. Goes to stderr, so that stdout stays the table's.
 
-    On a terminal: a bar, the case, what is left. Elsewhere: a plain line at the start's first case, every ten seconds
-    and at the end.
+    `costs`: what each case to be judged is thought to cost, in any unit; `kept`: those that cost nothing, since an
+    earlier run judged them. On a terminal: a bar, the case, what is left. Elsewhere: a plain line at the first case,
+    every ten seconds and at the end. `verbose`: a line for each case as it ends, with its verdict and figures.
     """
     out = console(stream or sys.stderr)
+    pace = Pace(costs, kept)
     if out.is_terminal:
-        yield from _bar(total, out)
+        yield from _bar(pace, out, verbose)
     else:
-        yield from _lines(total, out)
+        yield from _lines(pace, out, verbose)
+
+
+class Pace:
+    """What is left of a run, from what its cases are thought to cost and how fast they went so far.
+
+    The first case brings the start of the workers with it, so time counts from its end on; until a tenth of the rest
+    is done, the costs themselves are believed too.
+    """
+
+    def __init__(self, costs: Mapping[str, float], kept: Collection[str] = ()):
+        self.costs = {name: 0.0 if name in kept else max(cost, 1e-6) for name, cost in costs.items()}
+        self.open = dict(self.costs)
+        self.start = time.monotonic()
+        self.first: tuple[float, float] | None = None
+        """When the first case ended, and what was then left of the costs."""
+
+    @property
+    def total(self) -> int:
+        return len(self.costs)
+
+    @property
+    def done(self) -> int:
+        return len(self.costs) - len(self.open)
+
+    def advance(self, name: str) -> None:
+        cost = self.open.pop(name, 0.0)
+        if self.first is None and cost:
+            self.first = (time.monotonic(), sum(self.open.values()))
+
+    def left(self) -> float | None:
+        """Seconds; None before the first case that was not kept has ended."""
+        if self.first is None:
+            return None
+        since, at_first = self.first
+        rest = sum(self.open.values())
+        believed = at_first / 10
+        seconds = (time.monotonic() - since + believed) / max(at_first - rest + believed, 1e-9)
+        return rest * seconds
 
 
 def table(run: RunResult, *, limit: int = 20, stream: TextIO | None = None, width: int | None = None) -> None:
@@ -84,6 +127,24 @@ def finish(
     out.print(Text(words.line(summary(run, seconds=seconds, report=report), 2000), style=style), soft_wrap=True)
 
 
+def drifts(run: RunResult, *, stream: TextIO | None = None) -> None:
+    """Print what drifts below its limit over the history, one line each."""
+    out = console(stream)
+    for line in trend.notes(run.trend) if run.trend is not None else ():
+        out.print(Text(words.line(line, 1000), style="yellow"), soft_wrap=True)
+
+
+def resume(run: RunResult, command: str, *, others: Sequence[str] = (), stream: TextIO | None = None) -> None:
+    """Say how an interrupted run goes on, by the exact command, and which suites were not begun."""
+    out = console(stream or sys.stderr)
+    judged, total = len(words.judged(run)), run.suite.get("judged")
+    of = f" of {total}" if isinstance(total, int) else ""
+    out.print(Text(f"interrupted after {judged}{of} cases; go on with", style="bold yellow"), soft_wrap=True)
+    out.print(Text(f"  {command}"), soft_wrap=True)
+    if others:
+        out.print(Text(f"not begun: {', '.join(others)}", style="yellow"), soft_wrap=True)
+
+
 def fold(name: str, width: int) -> str:
     """`name` on lines of at most `width`: its plan on a line of its own, broken after `/` and `-` where possible."""
     lines, line = [], ""
@@ -103,16 +164,15 @@ def fold(name: str, width: int) -> str:
 
 def _table(cases: list[CaseResult], out: Console) -> Table:
     numbers = [_numbers(case) for case in cases]
-    names = ["rmse", "lpips", "seam", "peak", "s"]
-    widths = [max(len(name), *(len(row[place]) for row in numbers)) for place, name in enumerate(names)]
+    widths = [max(len(name), *(len(row[place]) for row in numbers)) for place, name in enumerate(NAMES)]
     verdicts = [_verdict(case) for case in cases]
     verdict_width = max(len("verdict"), *(len(verdict) for verdict in verdicts))
-    room = out.width - sum(widths) - verdict_width - (len(names) + 1)
+    room = out.width - sum(widths) - verdict_width - (len(NAMES) + 1)
     room = max(16, min(room, max(len(case.id) for case in cases)))
     grid = Table(
         Column("case", no_wrap=True, width=room),
         Column("verdict", no_wrap=True),
-        *(Column(name, justify="right", no_wrap=True) for name in names),
+        *(Column(name, justify="right", no_wrap=True) for name in NAMES),
         box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold",
     )  # fmt: skip
     for case, verdict, row in zip(cases, verdicts, numbers):
@@ -145,39 +205,67 @@ def _explain(case: CaseResult, out: Console) -> None:
         out.print(Text(f"  {words.line(case.reproduce, 1000)}", style="dim"), soft_wrap=True)
 
 
-def _bar(total: int, out: Console) -> Iterator[Callable[[str], None]]:
+def _line(case: CaseResult, pace: Pace) -> Text:
+    """`[12/16] pass model/latents/plan · rmse 0.285 · peak 34.3 MiB · 0.40 s`, and why where it is a surprise."""
+    kind = words.kind(case)
+    figures = dict(zip((*NAMES[:3], "peak"), _numbers(case)))
+    told = [f"{name} {figure}" for name, figure in figures.items() if figure != "–"]
+    span = words.seconds(case)
+    told += [] if span is None else [words.duration(span)]
+    if kind in ("error", "surprise"):
+        told += [reason.message for reason in case.reasons[:1]]
+    text = Text(f"[{pace.done}/{pace.total}] ", style="dim")
+    text.append(f"{LABELS[kind]:<8} ", style=STYLES[kind])
+    text.append(words.line(" · ".join([case.id, *told]), 1000), style="default")
+    return text
+
+
+def _bar(pace: Pace, out: Console, verbose: bool) -> Iterator[Callable[[CaseResult], None]]:
     name = TextColumn(
         "{task.fields[case]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
     )
     with Progress(
-        BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), _Left(), name,
+        BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), _Left(pace), name,
         console=out, transient=True, expand=True,
     ) as bar:  # fmt: skip
-        task = bar.add_task("cases", total=total, case="")
-        yield lambda case_id: bar.update(task, advance=1, case=words.line(case_id))
+        task = bar.add_task("cases", total=pace.total, case="")
+
+        def advance(case: CaseResult) -> None:
+            pace.advance(case.id)
+            if verbose:
+                bar.console.print(_line(case, pace), soft_wrap=True)
+            bar.update(task, completed=pace.done, case=words.line(case.id))
+
+        yield advance
 
 
 class _Left(ProgressColumn):
-    """What is left at the pace so far: `2:10 left`."""
+    """What is left: `2:10 left`."""
+
+    def __init__(self, pace: Pace):
+        super().__init__()
+        self.pace = pace
 
     def render(self, task: Task) -> Text:
-        left = task.time_remaining
+        left = self.pace.left()
         return Text("" if left is None or task.finished else f"{words.duration(left)} left", style="dim")
 
 
-def _lines(total: int, out: Console) -> Iterator[Callable[[str], None]]:
-    start = time.monotonic()
-    last, done = start - EVERY_SECONDS, 0
+def _lines(pace: Pace, out: Console, verbose: bool) -> Iterator[Callable[[CaseResult], None]]:
+    last = pace.start - EVERY_SECONDS
 
-    def advance(case_id: str) -> None:
-        nonlocal last, done
-        done += 1
+    def advance(case: CaseResult) -> None:
+        nonlocal last
+        pace.advance(case.id)
         now = time.monotonic()
-        if now - last < EVERY_SECONDS and done < total:
-            return
-        last = now
-        left = (now - start) / done * (total - done)
-        tail = f", about {words.duration(left)} left" if done < total else f" in {words.duration(now - start)}"
-        out.print(f"{done}/{total} {words.line(case_id)}{tail}", soft_wrap=True)
+        due = now - last >= EVERY_SECONDS or pace.done == pace.total
+        left = pace.left()
+        about = "" if left is None else f", about {words.duration(left)} left"
+        tail = about if pace.done < pace.total else f" in {words.duration(now - pace.start)}"
+        if verbose:
+            out.print(_line(case, pace).append(tail if due else "", style="dim"), soft_wrap=True)
+        elif due:
+            out.print(f"{pace.done}/{pace.total} {words.line(case.id)}{tail}", soft_wrap=True)
+        last = now if due else last
 
     yield advance

@@ -97,10 +97,15 @@ def _surprises(run: RunResult) -> list[str]:
     if not found:
         return []
     lines = ["### Surprises, worst first", ""]
+    told = 0
     for case in found[:MOST_SURPRISES]:
-        lines += _surprise(case)
-    if len(found) > MOST_SURPRISES:
-        lines += ["", f"… and {len(found) - MOST_SURPRISES} more in `report.html`."]
+        more = _surprise(case)
+        if sum(map(len, [*lines, *more])) > COMMENT // 2:  # names and messages of absurd length
+            break
+        lines += more
+        told += 1
+    if len(found) > told:
+        lines += ["", f"… and {len(found) - told} more in `report.html`."]
     return lines
 
 
