@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from fidelity import noise
 from fidelity.errors import FidelityError, RequestError
-from fidelity.records import Case, CaseResult, DecodePlan, Reference
+from fidelity.records import Case, CaseResult, DecodePlan, ModelReach, Reference, Tiling
 
 
 class Setup(Struct, frozen=True, tag="setup"):
@@ -74,6 +74,14 @@ class Floors(Struct, frozen=True, tag="floors"):
     conditions: tuple[str, ...] = (noise.THREADS,)
 
 
+class Probe(Struct, frozen=True, tag="probe"):
+    """Measure how far the model looks on these latents, and predict each tiling on the latents named with it."""
+
+    model: str
+    latents: str
+    tilings: tuple[tuple[str, Tiling], ...]
+
+
 class Ready(Struct, frozen=True, tag="ready"):
     environment: dict[str, Any]
 
@@ -90,6 +98,10 @@ class Floored(Struct, frozen=True, tag="floored"):
     noise: tuple[noise.Noise, ...]
 
 
+class Probed(Struct, frozen=True, tag="probed"):
+    reach: ModelReach
+
+
 class Refused(Struct, frozen=True, tag="refused"):
     """A FidelityError: `wrong_request` tells whether the request is at fault."""
 
@@ -101,8 +113,8 @@ class Done(Struct, frozen=True, tag="done"):
     """The task has no further replies."""
 
 
-Task = Prepare | Hold | Judge | Floors
-Reply = Ready | Held | Judged | Floored | Refused | Done
+Task = Prepare | Hold | Judge | Floors | Probe
+Reply = Ready | Held | Judged | Floored | Probed | Refused | Done
 
 
 def serve(commands: BinaryIO, replies: BinaryIO) -> None:
@@ -171,6 +183,8 @@ def _answer(bench: Any, task: Task) -> Iterator[Reply]:
                 yield Judged(bench.case(one))
         case Floors(model, latents, plans, conditions):
             yield Floored(bench.plain(model, latents).noise(plans, conditions))
+        case Probe(model, latents, tilings):
+            yield Probed(bench.probe(model, latents, tilings))
 
 
 def end_with(parent: int, every: float = 1.0) -> None:
