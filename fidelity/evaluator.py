@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fidelity import checks, gates, golden, images, naming, oracles, overflow
+from fidelity import checks, gates, golden, images, naming, oracles, overflow, reach
 from fidelity import latents as latents_
 from fidelity.certificate import approved_values
 from fidelity.environment import environment_class
@@ -30,8 +30,10 @@ from fidelity.records import (
     Measurement,
     MemoryTrace,
     Model,
+    ModelReach,
     Reason,
     Reference,
+    Tiling,
 )
 from fidelity.registry import CHECKS, METRICS, Check
 from fidelity.runner import Runner
@@ -191,6 +193,12 @@ class Evaluator:
         return Reference(
             drift=drift, ok=False, reason=reason, recorded=recorded, diagnosis=gates.diagnosis(why), **about
         )
+
+    def probe(self, model: str, latents: str, tilings: tuple[tuple[str, Tiling], ...]) -> ModelReach:
+        """How far the model looks, on a golden's latents; predicts each tiling on the latents named with it."""
+        geometry, stored = self.models[model].geometry, self.golden(model, latents)
+        wanted = [(name, self.sources[name].shape(geometry), tiling) for name, tiling in tilings]
+        return reach.measure(self.runner(model), model, latents, stored.latents, wanted)
 
     # ------------------------------------------------------------ a case
 
