@@ -20,10 +20,10 @@ from fidelity import golden
 from fidelity.attribution import attribute
 from fidelity.errors import EvaluationError, GoldenError, RequestError, WorkerDied
 from fidelity.pool import Pool, default_jobs
-from fidelity.records import Case, CaseResult, Reason, Reference, RunResult
+from fidelity.records import Case, CaseResult, ModelReach, Reason, Reference, RunResult, Tiling
 from fidelity.suite import Suite
 from fidelity.verdicts import result_of
-from fidelity.worker import Held, Hold, Judge, Judged, Prepare, Refused, Reply, Setup, Task
+from fidelity.worker import Held, Hold, Judge, Judged, Prepare, Probe, Probed, Refused, Reply, Setup, Task
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def execute(
         missing = _missing_goldens(suite, options)
         jobs = default_jobs(options.device) if options.jobs is None else options.jobs
         with Pool(options.setup(suite, folder), jobs, Path(scratch)) as pool:
-            return Run(suite, pool, missing, options, kept, progress).result()
+            return Run(suite, pool, missing, options, kept, progress).result(probe=True)
 
 
 class Run:
@@ -114,10 +114,11 @@ class Run:
         self.results: dict[str, CaseResult] = {}
         self.references: dict[tuple[str, str], Reference] = {}
         """Held once each; a caller who judges case by case hands in those that it has."""
+        self.reach: dict[str, ModelReach] = {}
         self.notes: list[str] = []
 
-    def result(self) -> RunResult:
-        """Hold the references, judge the cases, and put together what came of it."""
+    def result(self, *, probe: bool = False) -> RunResult:
+        """Hold the references, judge the cases, and put together what came of it. `probe`: how far models look too."""
         start = time.monotonic()
         for case in self.suite.cases:
             if case.not_applicable and case.id not in self.results:
@@ -126,6 +127,8 @@ class Run:
         partial = False
         try:
             self._hold_references()
+            if probe:
+                self._probe_models()
             self._keep_earlier()
             self._judge_cases()
             self._refuse_to_lose()
@@ -142,6 +145,7 @@ class Run:
             notes=tuple(self.notes),
             partial=partial,
             attribution=attribute(cases),
+            reach=tuple(self.reach.values()),
         )
 
     def _note(self) -> None:
@@ -185,6 +189,33 @@ class Run:
             return []
 
         self.pool.run([Hold(*key, record=key in self.missing) for key in keys], on_reply, on_death)
+
+    def _probe_models(self) -> None:
+        """How far each model looks that is tiled, on the first of its latents whose reference holds."""
+        wanted: dict[str, dict[tuple[str, Tiling], None]] = defaultdict(dict)
+        for case in self.suite.cases:
+            if case.plan.tiling is not None and not case.not_applicable and case.check is None:
+                wanted[case.model][case.latents, case.plan.tiling] = None
+        held = [(one.model, one.latents) for one in self.references.values() if one.ok]
+        tasks = []
+        for model, tilings in wanted.items():
+            first = next((name for name, _ in tilings if (model, name) in held), None)
+            self.reach[model] = ModelReach(model, first or "", None, reason="no reference of this model holds")
+            tasks += [Probe(model, first, tuple(tilings))] if first else []
+
+        def on_reply(task: Task, reply: Reply) -> None:
+            assert isinstance(task, Probe)
+            if isinstance(reply, Probed):
+                self.reach[task.model] = reply.reach
+            elif isinstance(reply, Refused):
+                self.reach[task.model] = ModelReach(task.model, task.latents, None, reason=reply.message)
+
+        def on_death(task: Task, error: WorkerDied) -> list[Task]:
+            assert isinstance(task, Probe)
+            self.reach[task.model] = ModelReach(task.model, task.latents, None, reason=str(error))
+            return []
+
+        self.pool.run(tasks, on_reply, on_death)
 
     def _prepare_missing(self) -> None:
         """Make the latents of every golden to be recorded before the first is: a wrong request writes nothing."""
