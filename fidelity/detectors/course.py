@@ -19,6 +19,7 @@ CELLS = 8
 """Cells along a side of a frame whose tone is followed, at most."""
 REGIONS = 2
 """Regions along a side of a frame that are looked at by themselves: a joint may show in one tile alone."""
+LUMA = (0.2126, 0.7152, 0.0722)
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,12 @@ def _course(pair: Pair, item: int) -> Course:
 
 def _at_most(cells: int, images: Tensor) -> tuple[int, int]:
     return min(cells, images.shape[-2]), min(cells, images.shape[-1])
+
+
+def luma(images: Tensor) -> Tensor:
+    """Rec. 709 luma of (T, C, h, w), (T, h, w); the mean of the channels where they are not three."""
+    weights = torch.tensor(LUMA) if images.shape[1] == 3 else torch.full((images.shape[1],), 1 / images.shape[1])
+    return torch.einsum("tchw,c->thw", images, weights)
 
 
 def told(pair: Pair, found: dict[int, Finding], reason: str | None = None) -> Measurement:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from fidelity.detectors.course import Course, Finding
+from fidelity.detectors.course import Course, Finding, luma
 from fidelity.detectors.null import ALPHA, excess, student
 from fidelity.lazy import torch
 
@@ -24,7 +24,6 @@ HEAVY = 1.25
 """Real errors have heavier tails than normal ones, as in the blind detector."""
 FLOOR = 0.01
 """Grey levels: the least standard error of a frame's mean luma."""
-LUMA = (0.2126, 0.7152, 0.0722)
 SHORTEST = 3
 """Frames: the shortest period that is told from flicker in every frame."""
 
@@ -40,19 +39,13 @@ class Rhythm:
     critical: float
 
 
-def luma(images: Tensor) -> Tensor:
-    """Rec. 709 luma of (T, C, h, w), (T, h, w); the mean of the channels where they are not three."""
-    weights = torch.tensor(LUMA) if images.shape[1] == 3 else torch.full((images.shape[1],), 1 / images.shape[1])
-    return torch.einsum("tchw,c->thw", images, weights)
-
-
 def flicker(course: Course, items: int = 1) -> Finding:
     """The largest jump of mean luma of one item's error, alone or in a rhythm, beyond what scatter explains."""
     seen = luma(course.error)
     level = seen.mean((1, 2)).double()
     profile = level.tolist()
     if len(level) < 2:
-        return Finding(None, reason="one frame alone cannot flicker", profile=profile)
+        return Finding(0.0, profile=profile, details={"note": "one frame alone cannot flicker"})
     jumps = level.diff()
     cells = torch.nn.functional.adaptive_avg_pool2d(seen, (min(CELLS, seen.shape[1]), min(CELLS, seen.shape[2])))
     count = cells[0].numel()

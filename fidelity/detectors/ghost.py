@@ -1,4 +1,4 @@
-"""A share of a neighbouring frame: the error of frame t against golden[t + k] − golden[t], by least squares.
+"""A share of a neighbouring frame: the error of frame t against golden[t + k] − golden[t], in luma, by least squares.
 
 What the frame's own picture explains (an offset, contrast, blur) is taken out first. Chance is what the same share is
 with the neighbour's difference moved to every other place of the frame, by the cross-spectrum.
@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import NormalDist, median
 from typing import TYPE_CHECKING
 
-from fidelity.detectors.course import Course, Finding
+from fidelity.detectors.course import Course, Finding, luma
 from fidelity.detectors.null import ALPHA, excess
 from fidelity.lazy import torch
 
@@ -46,11 +46,13 @@ class Share:
 
 def ghost(course: Course, items: int = 1) -> Finding:
     """The largest share of another frame in one item, beyond chance; not measured where nothing moves."""
+    frames = len(course.rms)
+    if frames < 2:
+        return Finding(0.0, profile=[None], details={"note": "one frame alone has no other to show"})
     shares = list(_shares(course))
     known = [each for each in shares if bool((each.explained >= 0).any())]
-    frames = len(course.rms)
     if not known:
-        most = max((float(each.size.max()) for each in shares), default=0.0)
+        most = max(float(each.size.max()) for each in shares)
         moved = f"the golden is still: frames within {REACH} of each other differ by {most:.2g} grey levels at most"
         return Finding(None, reason=f"{moved}, {STILL:g} needed to tell a ghost", profile=[None] * frames)
     looks = items * len(known) * frames
@@ -98,9 +100,9 @@ def _named(other: str, frame: int) -> str:
 
 def _shares(course: Course) -> Iterator[Share]:
     """The share of each neighbour, and of both at once (a blur in time), one after the other alone."""
-    golden = course.golden
+    golden = luma(course.golden)
     basis = _own(golden)
-    error = _without(course.error, basis)
+    error = _without(luma(course.error), basis)
     spectrum = torch.fft.fft2(error)
     frames = len(golden)
     steps = [step for k in range(1, min(REACH, frames - 1) + 1) for step in (k, -k)]
@@ -117,15 +119,15 @@ def _shares(course: Course) -> Iterator[Share]:
 
 def _share(other: str, change: Tensor, there: Tensor, error: Tensor, spectrum: Tensor, basis: Tensor) -> Share:
     change = _without(change, basis)
-    power = change.square().sum((1, 2, 3))
-    size = change.square().mean((1, 2, 3)).sqrt()
-    share = (error * change).sum((1, 2, 3)) / power.clamp_min(1e-9)
+    power = change.square().sum((1, 2))
+    size = change.square().mean((1, 2)).sqrt()
+    share = (error * change).sum((1, 2)) / power.clamp_min(1e-9)
     # over all places, the mean square of what the rest of the error has in common with the moved difference
     moved = torch.fft.fft2(change)
-    cross = ((spectrum - share[:, None, None, None] * moved).conj() * moved).sum(1)
-    places = cross.shape[-1] * cross.shape[-2]
-    chance = cross.abs().square().sum((1, 2)).sqrt() / places / power.clamp_min(1e-9)
-    total = error.square().sum((1, 2, 3)).clamp_min(1e-9)
+    cross = (spectrum - share[:, None, None] * moved).abs().square() * moved.abs().square()
+    places = moved.shape[-1] * moved.shape[-2]
+    chance = cross.sum((1, 2)).sqrt() / places / power.clamp_min(1e-9)
+    total = error.square().sum((1, 2)).clamp_min(1e-9)
     explained = (share.clamp_min(0).square() * power / total).clamp_max(1)
     measurable = there & (size >= STILL)
     return Share(
@@ -138,12 +140,13 @@ def _share(other: str, change: Tensor, there: Tensor, error: Tensor, spectrum: T
 
 
 def _own(golden: Tensor) -> Tensor:
-    """What a frame does to itself, as orthonormal columns (T, C·h·w, 4): contrast, and detail of three sizes."""
+    """What a frame does to itself, as orthonormal columns (T, h·w, 4): contrast, and detail of three sizes."""
     scales = [golden]
     for _ in range(3):
-        scales.append(torch.nn.functional.avg_pool2d(scales[-1], 3, 1, 1, count_include_pad=False))
+        soft = torch.nn.functional.avg_pool2d(scales[-1][:, None], 3, 1, 1, count_include_pad=False)
+        scales.append(soft[:, 0])
     columns = [golden, *(fine - soft for fine, soft in pairwise(scales))]
-    return torch.linalg.qr(torch.stack(list(map(_centred, columns)), dim=-1).flatten(1, 3)).Q
+    return torch.linalg.qr(torch.stack(list(map(_centred, columns)), dim=-1).flatten(1, 2)).Q
 
 
 def _centred(images: Tensor) -> Tensor:
@@ -151,6 +154,6 @@ def _centred(images: Tensor) -> Tensor:
 
 
 def _without(images: Tensor, basis: Tensor) -> Tensor:
-    """The images without an offset of each channel and without what the basis explains."""
+    """The images without an offset and without what the basis explains."""
     flat = _centred(images).flatten(1)[..., None]
     return (flat - basis @ (basis.mT @ flat))[..., 0].view_as(images)

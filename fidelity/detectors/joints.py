@@ -46,12 +46,9 @@ class Joints:
     @cached_property
     def breaks(self) -> dict[int, str]:
         """First frames that may differ from the one before: of a chunk, and after a blend band."""
-        found: dict[int, str] = {}
-        for start in self.axis.edges:
-            found.setdefault(start, "joint")
-            if self.axis.band and start + self.axis.band < self.axis.size:
-                found.setdefault(start + self.axis.band, "band end")
-        return found
+        starts, band = self.axis.edges, self.axis.band
+        ends = (start + band for start in starts if band and start + band < self.axis.size)
+        return dict(sorted({**dict.fromkeys(ends, "band end"), **dict.fromkeys(starts, "joint")}.items()))
 
     def clear(self, margin: int) -> list[int]:
         """Frames that are more than `margin` from a break; the first has none before it."""
