@@ -219,7 +219,8 @@ def _peak(base: CaseResult, head: CaseResult, may: Rise | None) -> Change:
     change = _weighed(Change(BYTES, "bytes", "lower", was, now, float(now - was), allowed))
     if change.outcome != "regressed":
         return change
-    said = f"the allocated peak rose from {was / 2**20:.1f} to {now / 2**20:.1f} MiB, by {now - was:,} bytes"
+    share = f"{(now - was) / was:.1%}" if was else f"{now} bytes"
+    said = f"the allocated peak rose from {was / 2**20:.1f} to {now / 2**20:.1f} MiB, by {share}"
     return Change(BYTES, "bytes", "lower", was, now, change.rise, allowed, "regressed", f"{said}, allowed {may}")
 
 
@@ -291,9 +292,10 @@ def _axis(axis: str, value: str, cases: list[CaseChange]) -> AxisChange:
     )
 
 
-def _worst_first(case: CaseChange) -> tuple[int, float, str]:
+def _worst_first(case: CaseChange) -> tuple[int, bool, float, str]:
+    """By outcome; among regressions those of the verdict first, then by how many times what was allowed."""
     over = [change.rise / change.allowed for change in case.changes if change.rise is not None and change.allowed]
-    return (OUTCOMES.index(case.outcome), -max(over, default=0.0), case.id)
+    return (OUTCOMES.index(case.outcome), case.base == case.head, -max(over, default=0.0), case.id)
 
 
 def _side(run: RunResult, name: str) -> Side:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from fidelity.comparison import TITLES, CaseChange, Comparison
-from fidelity.report import compare, html, words
+from fidelity.report import compare, html, trend, words
 
 MOST_OPEN = 40
 """Regressed cases that are shown with all their figures; the others stand in the table."""
@@ -22,6 +22,7 @@ def render(comparison: Comparison) -> str:
         found=comparison,
         words=words,
         compare=compare,
+        said=trend,
         titles=TITLES,
         regressions=comparison.regressions,
         most_open=MOST_OPEN,
