@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fidelity.errors import LatentsError
 from fidelity.lazy import np, torch
-from fidelity.photographs import PHOTOGRAPHS, Photograph
+from fidelity.photographs import PANS, PHOTOGRAPHS, Photograph
 from fidelity.records import Geometry, Latents, LatentSource, Model, Scaling
 from fidelity.registry import LATENTS, unknown
 from fidelity.tensorfile import FLOATS, read_header
@@ -103,6 +103,35 @@ def _encode(pictures: Sequence[Image.Image], model: Model, module: nn.Module) ->
         return torch.cat([model.family.encode(module, one) for one in image.split(1)]), image
 
 
+def _film(photo: Photograph, step: tuple[int, int], frames: int) -> torch.Tensor:
+    """(3, T, H, W), 0 to 255: the photograph under a camera that moves by `step` pixels a frame."""
+    stills = [np.asarray(photo.moved(step[0] * frame, step[1] * frame)) for frame in range(frames)]
+    return torch.from_numpy(np.stack(stills)).permute(3, 0, 1, 2).to(torch.float32)
+
+
+def _pan_source(name: str, summary: str, films: tuple[tuple[Photograph, tuple[int, int]], ...]) -> LatentSource:
+    height, width = films[0][0].height, films[0][0].width
+
+    def shape(geometry: Geometry) -> tuple[int, ...]:
+        f = geometry.spatial
+        if not geometry.video:
+            raise LatentsError(f"latents {name!r}: a video needs a model of videos, this one is of images")
+        if height % f or width % f:
+            raise LatentsError(f"latents {name!r}: {height}×{width} is no multiple of the model's compression {f}")
+        return (len(films), geometry.latent_channels, CLIP, height // f, width // f)
+
+    def make(model: Model, module: nn.Module) -> Latents:
+        shape(model.geometry)
+        frames, (low, high) = model.geometry.sample_frames(CLIP), model.data_range
+        video = torch.stack([_film(photo, step, frames) for photo, step in films]) / 255 * (high - low) + low
+        with torch.no_grad():
+            latents = torch.cat([model.family.encode(module, one) for one in video.split(1)])
+        return _finish(latents, model, source, video)
+
+    source = LatentSource(name, summary, shape, make)
+    return source
+
+
 def _photo_source(name: str, summary: str, photos: tuple[Photograph, ...]) -> LatentSource:
     def make(model: Model, module: nn.Module) -> Latents:
         source.shape(model.geometry)
@@ -116,6 +145,8 @@ def _photo_source(name: str, summary: str, photos: tuple[Photograph, ...]) -> La
 
 # ---------------------------------------------------------------- drawn and seeded, in denoiser units
 
+CLIP = 6
+"""Latent frames of a video: enough for three chunks of two."""
 HEIGHT, WIDTH, FRAMES = 24, 32, 4
 """Latent pixels (and frames of a video) of what is drawn: more than a tile of 16 each way, and not square."""
 SEED = 20260117
@@ -162,6 +193,30 @@ def _hot_pixel(shape: tuple[int, ...]) -> torch.Tensor:
     latents = torch.zeros(shape, dtype=torch.float64, device="cpu")
     latents[..., 10, 19] = 8.0
     return latents * _channel_signs(shape)
+
+
+def _temporal_step(shape: tuple[int, ...]) -> torch.Tensor:
+    """A cut: one seeded still for the first half of the frames, another for the rest; of two items, one backwards."""
+    before, after = _normal((2, *shape[1:2], *shape[3:])).unbind(0)
+    first = torch.arange(shape[2]) < shape[2] // 2
+    film = torch.where(first.view(-1, 1, 1), before[:, None], after[:, None])
+    return torch.stack([film, film.flip(1)])
+
+
+def _step_source(name: str, summary: str) -> LatentSource:
+    """Videos only."""
+
+    def shape(geometry: Geometry) -> tuple[int, ...]:
+        if not geometry.video:
+            raise LatentsError(f"latents {name!r}: a step in time needs a model of videos, this one is of images")
+        return (2, geometry.latent_channels, CLIP, 10, 14)
+
+    def make(model: Model, module: nn.Module) -> Latents:
+        drawn = _temporal_step(shape(model.geometry)).to(torch.float32)
+        return _finish(unscale(drawn, model.scaling), model, source)
+
+    source = LatentSource(name, summary, shape, make)
+    return source
 
 
 def _drawn_source(
@@ -273,7 +328,10 @@ def _check_name(name: str) -> None:
 
 for _name, (_summary, _photos) in PHOTOGRAPHS.items():
     LATENTS.add(_name, _photo_source(_name, _summary, _photos))
+for _name, (_summary, _films) in PANS.items():
+    LATENTS.add(_name, _pan_source(_name, _summary, _films))
 for _source in (
+    _step_source("temporal-step", "two videos with a cut in the middle"),
     _drawn_source("normal", "seeded normal, two items", 2, (HEIGHT, WIDTH), _normal),
     _drawn_source("flat", "one value a channel", 1, (WIDTH, HEIGHT), _flat),
     _drawn_source("ramp", "low-frequency ramps, across and down", 1, (HEIGHT, WIDTH), _ramp),

@@ -32,14 +32,15 @@ def shared(plan: DecodePlan) -> DecodePlan:
 
 
 def has_one(plan: DecodePlan) -> bool:
-    """Whether an oracle is known: not for options that are not diffusers' own, nor for temporal tiling."""
-    return not any(plan.options.values()) and plan.temporal is None
+    """Whether an oracle is known: not for options that are not diffusers' own."""
+    return not any(plan.options.values())
 
 
 def expected(module: nn.Module, latents: Tensor, plan: DecodePlan, *, model: Model, device: str) -> Tensor:
-    """The sample (B, C, H, W; in the plan's dtype) that this plan should give for latents in its compute dtype.
+    """The sample (B, C, [T,] H, W; in the plan's dtype) that this plan should give for latents in its compute dtype.
 
-    Source of the blend law: diffusers `AutoencoderKL.tiled_decode`, `blend_v`, `blend_h`.
+    Source of the blend law: diffusers `AutoencoderKL.tiled_decode`, `blend_v`, `blend_h`, and `blend_t` of
+    `AutoencoderKLHunyuanVideo._temporal_tiled_decode`.
     """
     plain = DecodePlan(dtype=plan.dtype, force_upcast=plan.force_upcast)
     with torch.no_grad(), apply_plan(module, plain, model=model, device=device):
@@ -48,25 +49,39 @@ def expected(module: nn.Module, latents: Tensor, plan: DecodePlan, *, model: Mod
 
 
 def _item(module: nn.Module, latents: Tensor, plan: DecodePlan, model: Model) -> Tensor:
+    """One item: chunks in time, each of tiles in space, as far as the plan asks for them."""
+    if plan.temporal is None:
+        return model.family.finish(module, _tiled(module, latents, plan, model))
+    frames = latents.shape[2]
+    chunks = [
+        _tiled(module, latents[:, :, each.start : each.stop], plan, model)[:, :, each.drop :]
+        for each in model.family.chunks(model.geometry, frames, plan.temporal)
+    ]
+    axis = model.family.frame_axis(model.geometry, frames, plan.temporal)
+    return model.family.finish(module, join(chunks, axis, dim=-3))
+
+
+def _tiled(module: nn.Module, latents: Tensor, plan: DecodePlan, model: Model) -> Tensor:
     if plan.tiling is None:
-        return model.family.decode(module, latents)
+        return model.family.decode_alone(module, latents)
     size = (latents.shape[-2], latents.shape[-1])
     grid = model.family.tile_grid(model.geometry, size, plan.tiling)
     f, tile = model.geometry.spatial, plan.tiling.tile
     tiles = [
         [
-            model.family.decode(module, latents[..., top // f : top // f + tile, left // f : left // f + tile])
+            model.family.decode_alone(module, latents[..., top // f : top // f + tile, left // f : left // f + tile])
             for left in grid.cols.starts
         ]
         for top in grid.rows.starts
     ]
-    return assemble(tiles, grid)
+    patch = min(tile, size[1]) * f // tiles[0][0].shape[-1]  # what is put together may not be in pixels yet
+    return assemble(tiles, grid, patch)
 
 
 def compare(candidate: Tensor, expected: Tensor, *, data_range: tuple[float, float]) -> Measurement:
     """Largest absolute difference in grey levels per item, and its place; values that are NaN in both are equal.
 
-    Both (B, C, H, W) fp32. Another shape, or a value that is finite in only one of them, is not measured: `reason`.
+    Both (B, C, [T,] H, W) fp32. Another shape, or a value finite in only one of them, is not measured: `reason`.
     """
     unmeasured = Measurement(name=NAME, unit="grey levels", better="lower")
     if candidate.shape != expected.shape:
@@ -79,29 +94,41 @@ def compare(candidate: Tensor, expected: Tensor, *, data_range: tuple[float, flo
         return msgspec.structs.replace(unmeasured, reason="a value is finite in only one of candidate and oracle")
     per_image = tuple(apart.flatten(1).amax(1).tolist())
     image, value = Measurement.worst(per_image, "lower")
-    y, x = divmod(int(apart[image].amax(0).argmax()), apart.shape[-1])
-    where = {"image": image, "x": x, "y": y} if value else None
+    *frame, y, x = (int(each) for each in torch.unravel_index(apart[image].amax(0).argmax(), apart.shape[2:]))
+    where = {"image": image, **({"frame": frame[0]} if frame else {}), "x": x, "y": y} if value else None
     exact = bool(same.all())
     return msgspec.structs.replace(unmeasured, value=value, per_image=per_image, where=where, exact=exact)
 
 
-def assemble(tiles: list[list[Tensor]], grid: TileGrid) -> Tensor:
-    """Join decoded tiles (B, C, h, w): each blends linearly into the one above, then into the one on its left.
+def join(parts: list[Tensor], axis: TileAxis, dim: int) -> Tensor:
+    """Join decoded parts along `dim`, each blended linearly into the one before, which is itself blended already.
 
-    A tile shows from its start to the next tile's start. In a band of `n` pixels the weight of the later tile rises as
-    0/n, 1/n, …, (n−1)/n. Neighbours are themselves blended already, so corners weigh four tiles.
+    A part without anything left to show has no start on the axis, and is left out.
+    """
+    done: list[Tensor] = []
+    for part in parts:
+        done.append(_blend(done[-1], part, axis.band, dim) if done else part)
+    return torch.cat([part.narrow(dim, 0, length) for part, length in zip(done, _shown(axis))], dim=dim)
+
+
+def assemble(tiles: list[list[Tensor]], grid: TileGrid, patch: int = 1) -> Tensor:
+    """Join decoded tiles (B, C, [T,] h, w): each blends linearly into the one above, then into the one on its left.
+
+    `grid` is in sample pixels, `patch` of which are one pixel of the tiles. A tile shows from its start to the next
+    one's. In a band of `n` pixels the weight of the later tile rises as 0/n, 1/n, …, (n−1)/n. Neighbours are themselves
+    blended already, so corners weigh four tiles.
     """
     done: list[list[Tensor]] = []
     for i, row in enumerate(tiles):
         line: list[Tensor] = []
         for j, tile in enumerate(row):
             if i:
-                tile = _blend(done[i - 1][j], tile, grid.rows.band, -2)
+                tile = _blend(done[i - 1][j], tile, grid.rows.band // patch, -2)
             if j:
-                tile = _blend(line[j - 1], tile, grid.cols.band, -1)
+                tile = _blend(line[j - 1], tile, grid.cols.band // patch, -1)
             line.append(tile)
         done.append(line)
-    heights, widths = _shown(grid.rows), _shown(grid.cols)
+    heights, widths = ([length // patch for length in _shown(axis)] for axis in (grid.rows, grid.cols))
     return torch.cat(
         [
             torch.cat([tile[..., :height, :width] for tile, width in zip(line, widths)], dim=-1)

@@ -36,6 +36,10 @@ class Photograph:
 
     def read(self) -> Image.Image:
         """The part as an RGB picture. Raises LatentsError if the file is missing or is another one."""
+        return self.moved(0, 0)
+
+    def moved(self, down: int, right: int) -> Image.Image:
+        """The same part moved by so many pixels, as a camera would. Raises LatentsError."""
         from PIL import Image
 
         spec = importlib.util.find_spec("skimage")
@@ -46,7 +50,10 @@ class Photograph:
         if hashlib.sha256(path.read_bytes()).hexdigest() != SHA256[self.file]:
             raise LatentsError(f"photograph {path} is not the one the goldens were made of: reinstall scikit-image")
         with Image.open(path) as picture:
-            return picture.convert("RGB").crop((self.left, self.top, self.left + self.width, self.top + self.height))
+            top, left = self.top + down, self.left + right
+            if min(top, left) < 0 or top + self.height > picture.height or left + self.width > picture.width:
+                raise LatentsError(f"photograph {path}: the part at {top}, {left} reaches beyond the picture")
+            return picture.convert("RGB").crop((left, top, left + self.width, top + self.height))
 
 
 PHOTOGRAPHS: dict[str, tuple[str, tuple[Photograph, ...]]] = {
@@ -76,3 +83,14 @@ PHOTOGRAPHS: dict[str, tuple[str, tuple[Photograph, ...]]] = {
 Public domain or CC0 by the docstrings of `skimage.data`. `reference-kl` has not seen astronaut, coffee and text in its
 training; it has seen brick, gravel and hubble_deep_field.
 """
+
+PANS: dict[str, tuple[str, tuple[tuple[Photograph, tuple[int, int]], ...]]] = {
+    "photo-pan": (
+        "two videos, a camera moving over a face and a cup, 80×112",
+        (
+            (Photograph("astronaut.png", 30, 130, 80, 112), (0, 1)),
+            (Photograph("coffee.png", 150, 200, 80, 112), (1, 1)),
+        ),
+    ),
+}
+"""Videos: where each begins, and how many pixels down and right it moves with every frame."""

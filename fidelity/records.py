@@ -269,7 +269,7 @@ class Latents:
     tensor: torch.Tensor
     digest: str
     image: torch.Tensor | None = None
-    """(B, 3, H, W) in the model's declared range."""
+    """(B, 3, [T,] H, W) in the model's declared range."""
 
 
 # ---------------------------------------------------------------- optimizations

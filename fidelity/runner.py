@@ -8,7 +8,7 @@ module to which something stuck is named in the receipts and replaced, so that i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +60,10 @@ class Runner:
         """Load the model anew, whatever was done to the instance."""
         self.module = self.model.load().to(self.device)
         geometry = self.model.geometry
-        shape = (1, geometry.latent_channels, *((1,) if geometry.video else ()), PROBE, PROBE)
+        shape = (1, geometry.latent_channels, *((2,) if geometry.video else ()), PROBE, PROBE)
         self._probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(self.device)
+        self._probe_bits = self._decode_probe()  # first: some classes make their caches at the first decode
         self.fingerprint = state.fingerprint(self.module, self.model.family)
-        self._probe_bits = self._decode_probe()
 
     def _decode_probe(self) -> Tensor:
         with torch.no_grad():
@@ -168,9 +168,7 @@ class Runner:
         watching = activations.watch(self.module, self.model, latents.shape[0]) if watch else nullcontext()
         with observe(self.module, self.model) as seen, watching as seen.activations:
             seen.batch = latents.shape[0]
-            if plan.tiling is not None:
-                size = (latents.shape[-2], latents.shape[-1])
-                seen.grid = self.model.family.tile_grid(self.model.geometry, size, plan.tiling)
+            self._foresee(seen, latents, plan)
             with allocator.resident_peak(self.device) as resident:
                 start = time.perf_counter()
                 sample = sample_of(run(self.module, latents))
@@ -179,6 +177,21 @@ class Runner:
                 seconds = time.perf_counter() - start
             seen.output_dtype = str(sample.dtype).removeprefix("torch.")
         return sample, seconds, seen, resident.rise_bytes
+
+    def _foresee(self, seen: Observation, latents: Tensor, plan: DecodePlan) -> None:
+        """What the decoder should see of this plan: its tiles, its chunks, and the frames of each call."""
+        family, geometry = self.model.family, self.model.geometry
+        if plan.tiling is not None:
+            seen.grid = family.tile_grid(geometry, (latents.shape[-2], latents.shape[-1]), plan.tiling)
+        if not geometry.video:
+            return
+        frames = latents.shape[2]
+        seen.call_frames = family.call_frames(frames)
+        if plan.temporal is not None:
+            seen.chunks = family.chunks(geometry, frames, plan.temporal)
+            seen.frames = family.frame_axis(geometry, frames, plan.temporal)
+            lengths = (family.call_frames(each.stop - each.start) for each in seen.chunks)
+            seen.call_frames = tuple(frame for length in lengths for frame in length)
 
     def restore(self) -> dict[str, Any]:
         """The receipt `state`: compare the instance with itself as loaded, and decode the probe again; load it anew if
@@ -239,6 +252,8 @@ def _claims(seen: Observation, plan: DecodePlan) -> Receipts:
         receipts[name] = {"requested": True, "engaged": False if wrong else None, "reason": wrong or own}
     if plan.tiling is not None and seen.grid is not None:
         receipts["tiling"] |= {"calls": seen.calls, "grid": msgspec.to_builtins(seen.grid)}
+    if plan.temporal is not None and seen.frames is not None:
+        receipts["temporal"] |= {"calls": seen.calls, "grid": msgspec.to_builtins(seen.frames)}
     return receipts
 
 
@@ -254,13 +269,21 @@ def _refuted(seen: Observation, plan: DecodePlan) -> dict[str, str]:
     if plan.slicing and batches != {1}:
         found["slicing"] = f"slicing claimed, the decoder saw batches of {', '.join(map(str, sorted(batches)))}"
     if plan.tiling is not None and seen.grid is not None:
-        calls = seen.grid.count * (seen.batch if batches == {1} else 1)
+        calls = seen.grid.count * len(seen.call_frames) * (seen.batch if batches == {1} else 1)
         side = max(max(shape[-2:]) for shape in seen.shapes)
         if seen.calls != calls:
             found["tiling"] = f"expected {calls} decoder calls for {seen.grid.count} tiles, saw {seen.calls}"
         elif side > plan.tiling.tile:
             found["tiling"] = f"tiles of {plan.tiling.tile} latent pixels claimed, the decoder saw {side}"
+    if plan.temporal is not None and seen.frames is not None:
+        lengths = {shape[-3] for shape in seen.shapes}
+        if lengths != set(seen.call_frames):
+            found["temporal"] = f"chunks of {words(set(seen.call_frames))} latent frames claimed, saw {words(lengths)}"
     return found
+
+
+def words(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
 
 
 def _bits(sample: Tensor) -> Tensor:

@@ -5,9 +5,10 @@ Importing this registers the families in `FAMILIES` and the embedded models in `
 
 from __future__ import annotations
 
-from fidelity.models import kl, reference  # kl first: families register before the models that need them
+from fidelity.models import hunyuan_video, kl, wan  # isort: skip  (families register before models need them)
+from fidelity.models import reference, video  # isort: skip
 from fidelity.models.base import legal_tiles
 from fidelity.models.load import from_path
 from fidelity.models.reference import overflow_twin
 
-__all__ = ["from_path", "kl", "legal_tiles", "overflow_twin", "reference"]
+__all__ = ["from_path", "hunyuan_video", "kl", "legal_tiles", "overflow_twin", "reference", "video", "wan"]

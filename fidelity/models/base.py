@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fidelity.errors import IllegalTiling, ModelError
 from fidelity.lazy import torch
-from fidelity.records import Family, Geometry, Model, Scaling, Tiling
+from fidelity.records import Chunk, Family, Geometry, Model, Scaling, Temporal, TileAxis, Tiling
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,10 +66,14 @@ class FamilyBase:
         known = inspect.signature(cls.__init__).parameters
         with torch.random.fork_rng(devices=[]):
             module = cls(**{key: value for key, value in config.items() if key in known})
+        self.settle(module)
         return module.eval().requires_grad_(False)
 
+    def settle(self, module: Any) -> None:
+        """Turn off what the class does by default that a full decode does not: the reference is a full decode."""
+
     def encode(self, module: Any, image: torch.Tensor) -> torch.Tensor:
-        """Latents as the decoder takes them: the posterior's mode where there is one. Image (B, 3, H, W) in range."""
+        """Latents as the decoder takes them: the posterior's mode where there is one. (B, 3, [T,] H, W) in range."""
         encoded = module.encode(image)
         if hasattr(encoded, "latent_dist"):
             return encoded.latent_dist.mode()
@@ -86,6 +90,36 @@ class FamilyBase:
     def middle(self, module: Any) -> nn.Module:
         """A submodule in the middle of the decoder, where the compute dtype is witnessed."""
         return module.decoder.mid_block
+
+    # -------------------------------------------------------- chunks of a video: by default a class has none
+
+    def temporal_attributes(self) -> tuple[str, ...]:
+        return ()
+
+    def set_temporal(self, module: Any, geometry: Geometry, temporal: Temporal) -> None:
+        raise IllegalTiling(f"{self.name} does not cut a video into chunks: leave temporal out")
+
+    def chunks(self, geometry: Geometry, frames: int, temporal: Temporal) -> tuple[Chunk, ...]:
+        raise IllegalTiling(f"{self.name} does not cut a video into chunks: leave temporal out")
+
+    def frame_axis(self, geometry: Geometry, frames: int, temporal: Temporal) -> TileAxis:
+        """Each chunk but the first shows from where the dropped frames end."""
+        whole, axis = geometry.sample_frames(frames), self.chunks(geometry, frames, temporal)
+        starts = [geometry.sample_frames(chunk.start + 1) - 1 + chunk.drop for chunk in axis]
+        step = geometry.temporal * (axis[1].start if len(axis) > 1 else frames)
+        tile = geometry.temporal * temporal.tile
+        shown = tuple(start for start in starts if start < whole)
+        return TileAxis(starts=shown, band=max(0, tile - step), tile=tile, size=whole)
+
+    def call_frames(self, frames: int) -> tuple[int, ...]:
+        """All frames at once, for one image or one video."""
+        return (frames,)
+
+    def decode_alone(self, module: Any, latents: torch.Tensor) -> torch.Tensor:
+        return self.decode(module, latents)
+
+    def finish(self, module: Any, sample: torch.Tensor) -> torch.Tensor:
+        return sample
 
 
 def _first(output: Any, names: Sequence[str]) -> torch.Tensor:

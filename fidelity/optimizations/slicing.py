@@ -38,12 +38,12 @@ def batches(seen: Observation) -> list[int]:
 
 def _unsliced(seen: Observation) -> str | None:
     """Why the calls seen are not those of a sliced decode, or None if they are."""
-    tiles = seen.grid.count if seen.grid else 1
+    tiles = (seen.grid.count if seen.grid else 1) * len(seen.call_frames)
     expected = seen.batch * tiles
     if not seen.calls:
         return "the decoder was never called"
     if batches(seen) != [1]:
         return f"the decoder saw batches of {', '.join(map(str, batches(seen)))}, expected 1 at a time"
     if seen.calls != expected:
-        return f"expected {expected} decoder calls ({seen.batch} items × {tiles} tiles), saw {seen.calls}"
+        return f"expected {expected} decoder calls ({seen.batch} items × {tiles} tiles and chunks), saw {seen.calls}"
     return None

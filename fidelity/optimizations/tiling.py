@@ -42,7 +42,7 @@ def tiling(module: nn.Module, value: Tiling, *, plan: DecodePlan, model: Model, 
                 "engaged": reason is None,
                 "reason": reason,
                 # it did tile, but not as asked
-                "diagnosis": ["geometry"] if reason and seen.calls > seen.batch else None,
+                "diagnosis": ["geometry"] if reason and seen.calls > seen.batch * len(seen.call_frames) else None,
                 "calls": seen.calls,
                 "shapes": [[*shape, times] for shape, times in Counter(seen.shapes).items()],
                 "grid": msgspec.to_builtins(seen.grid),
@@ -55,11 +55,11 @@ def _untiled(seen: Observation, plan: DecodePlan, spatial: int) -> str | None:
     """Why the calls seen are not those that the grid asks for, or None if they are."""
     if seen.grid is None:
         return "there is no grid to compare the decoder's calls with"
-    slices = seen.batch if plan.slicing else 1
+    each = len(seen.call_frames) * (seen.batch if plan.slicing else 1)
     per_slice = _tile_sizes(seen.grid.rows, seen.grid.cols, spatial)
-    expected = Counter({size: times * slices for size, times in per_slice.items()})
-    if seen.calls != seen.grid.count * slices:
-        return f"expected {seen.grid.count * slices} decoder calls, saw {seen.calls}"
+    expected = Counter({size: times * each for size, times in per_slice.items()})
+    if seen.calls != seen.grid.count * each:
+        return f"expected {seen.grid.count * each} decoder calls, saw {seen.calls}"
     sizes = Counter((shape[-2], shape[-1]) for shape in seen.shapes)
     if sizes != expected:
         return f"expected tiles of {_words(expected)}, saw {_words(sizes)}"
