@@ -20,6 +20,8 @@ EFFECTS = ("rmse", "lpips_alex", "tile_seam", "allocated_peak_bytes")
 
 def render(run: RunResult) -> str:
     """Markdown: verdict, surprises worst first, what plans cost, what could not apply; bounded whatever it holds."""
+    from fidelity.report import evidence_markdown  # which writes with this module's own functions
+
     sections = [
         _verdict(run),
         _surprises(run),
@@ -27,6 +29,7 @@ def render(run: RunResult) -> str:
         _costs(run),
         _checks(run),
         _effects(run),
+        evidence_markdown.section(run),
         _inapplicable(run),
         _references(run),
         _notes(run),
