@@ -1,7 +1,8 @@
 """Clean decodes to calibrate on and to injure: the reference model's, with the honest error of bf16 and fp16.
 
-Crops of scikit-image's photographs at many places, scales and exposures, each encoded and decoded in fp32 (the golden)
-and again in a lower precision (the candidate). Seeded: the same count gives the same decodes on the same machine.
+Crops of scikit-image's photographs at many places, scales and exposures, and films panned and zoomed over them, each
+encoded and decoded in fp32 (the golden) and again in a lower precision (the candidate). Seeded: the same count gives
+the same decodes on the same machine.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ import torch
 
 from fidelity import registry
 from fidelity.optimizations.plan import apply_plan
-from fidelity.records import DecodePlan
+from fidelity.records import DecodePlan, Model
+from tests.doctored.videos import shoot
 
 PHOTOGRAPHS = ("astronaut", "coffee", "chelsea", "rocket", "camera", "retina", "hubble_deep_field")
 NOISES = ("bf16", "fp16")
 SIZES = ((256, 256), (192, 256), (256, 320))
 CONTENTS = ("flat", "textured", "dark")
+FRAMES, FILM = 17, 64
+"""Frames of a film and pixels along their sides: small frames have the noisier means."""
 
 
 @dataclass(frozen=True)
 class Decode:
-    """A seamless candidate and its golden, (1, 3, H, W) in [-1, 1], with what they show and where the error is from."""
+    """A seamless candidate and its golden, (1, 3, [T,] H, W) in [-1, 1], with what they show and the error's origin."""
 
     golden: torch.Tensor
     candidate: torch.Tensor
@@ -66,21 +70,46 @@ def content(golden: torch.Tensor) -> str:
 
 
 def decodes(count: int, seed: int) -> Iterator[Decode]:
-    """`count` decodes, alternating photographs, sizes, exposures and noises."""
-    registry.load_plugins()
-    model = registry.MODELS.get("reference-kl")
-    module = model.load()
+    """`count` decodes of pictures, alternating photographs, sizes, exposures and noises."""
     chance = random.Random(seed)
     for index in range(count):
         name, size = PHOTOGRAPHS[index % len(PHOTOGRAPHS)], SIZES[index // 2 % len(SIZES)]
         noise = NOISES[index % 2]
-        window = crop(chance, name, size, dark=index % 4 == 3)
-        with torch.inference_mode():
-            latents = model.family.encode(module, window)
-            golden = model.family.decode(module, latents).clone()
-            with apply_plan(module, DecodePlan(dtype=noise), model=model, device="cpu"):
-                candidate = model.family.decode(module, latents.to(getattr(torch, HALF[noise]))).float()
+        golden, candidate = _decoded(crop(chance, name, size, dark=index % 4 == 3), noise)
         yield Decode(golden, candidate, noise, content(golden), name)
+
+
+def films(count: int, seed: int, frames: int = FRAMES, size: int = FILM) -> Iterator[Decode]:
+    """`count` decodes of films, each frame by itself: views that pan by up to three pixels a frame, and zoom."""
+    chance = random.Random(seed)
+    for index in range(count):
+        name, noise = PHOTOGRAPHS[index % len(PHOTOGRAPHS)], NOISES[index % 2]
+        window = crop(chance, name, (4 * size, 4 * size), dark=index % 4 == 3)
+        move, zoom = (chance.uniform(-6, 6), chance.uniform(-3, 3)), chance.uniform(0.985, 1.015)
+        golden, candidate = _decoded(shoot(window, frames, size, move, zoom, chance.uniform(1, 2.5)), noise)
+        yield Decode(_film(golden), _film(candidate), noise, content(golden), name)
+
+
+def _film(frames: torch.Tensor) -> torch.Tensor:
+    return frames.transpose(0, 1)[None].contiguous()
+
+
+@cache
+def _reference() -> tuple[Model, torch.nn.Module]:
+    registry.load_plugins()
+    model = registry.MODELS.get("reference-kl")
+    return model, model.load()
+
+
+def _decoded(pictures: torch.Tensor, noise: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Through the autoencoder in fp32, and its decoder in that precision: golden and candidate, (N, 3, H, W)."""
+    model, module = _reference()
+    with torch.inference_mode():
+        latents = model.family.encode(module, pictures)
+        golden = model.family.decode(module, latents).clone()
+        with apply_plan(module, DecodePlan(dtype=noise), model=model, device="cpu"):
+            candidate = model.family.decode(module, latents.to(getattr(torch, HALF[noise]))).float()
+    return golden, candidate
 
 
 HALF = {"bf16": "bfloat16", "fp16": "float16"}

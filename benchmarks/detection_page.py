@@ -1,4 +1,4 @@
-"""The page of benchmarks/detection.py: its tables as markdown, its plot as SVG."""
+"""The pages of benchmarks/detection.py: their tables as markdown, the plot as SVG."""
 
 from __future__ import annotations
 
@@ -43,11 +43,8 @@ def _cell(amplitude: float) -> str:
     return "not at all" if math.isinf(amplitude) else f"{amplitude:.2g}" if amplitude < 10 else f"{amplitude:.0f}"
 
 
-def write(
-    folder: Path, clean: Sequence[dict[str, Any]], table: Sequence[dict[str, Any]], alarm: float, scored: int
-) -> None:
-    """Put both tables between the marks in seam-detectors.md, and the plot beside it."""
-    page = folder / "seam-detectors.md"
+def write(page: Path, clean: Sequence[dict[str, Any]], table: Sequence[dict[str, Any]], said: str, last: str) -> None:
+    """Put both tables between the marks of the page. `said` stands between them, `last` below."""
     text = page.read_text()
     if BEGIN not in text or END not in text:
         raise SystemExit(f"{page} has no lines {BEGIN} and {END}: put them where the tables belong")
@@ -57,18 +54,8 @@ def write(
         alarms.append(
             f"| {row['name']} | {row['overlap']} | {row['alarms']} | {row['count']} | {low:.2%} to {high:.2%} |"
         )
-    body = [
-        BEGIN,
-        f"An alarm is a value above {alarm} grey levels. Clean decodes:\n",
-        "\n".join(alarms),
-        f"\nSmallest amplitude, in grey levels, that is caught in 95 % of {scored} decodes that calibration did not "
-        "see (gates: of 8, without noise):\n",
-        render(table),
-        "![smallest amplitudes](detection.svg)\n",
-        END,
-    ]
+    body = [BEGIN, "Clean decodes:\n", "\n".join(alarms), f"\n{said}\n", render(table), *([last] if last else []), END]
     page.write_text(text[: text.index(BEGIN)] + "\n".join(body) + text[text.index(END) + len(END) :])
-    (folder / "detection.svg").write_text(plot(table))
 
 
 def plot(table: Sequence[dict[str, Any]]) -> str:
