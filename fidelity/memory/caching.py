@@ -73,7 +73,9 @@ class CachingAllocator:
         self._give(block)
 
     def _segment(self, size: int, small: bool) -> Block:
-        whole = SMALL_SEGMENT if small else LARGE_SEGMENT if size < BY_ITSELF else -(-size // SEGMENT_UNIT) * SEGMENT_UNIT
+        whole = (
+            SMALL_SEGMENT if small else LARGE_SEGMENT if size < BY_ITSELF else -(-size // SEGMENT_UNIT) * SEGMENT_UNIT
+        )
         self.reserved += whole
         return self._new(whole, small)
 
@@ -95,7 +97,8 @@ class CachingAllocator:
 
 def reserved_bytes(events: Iterable[tuple[int, int]]) -> int:
     """The reserved peak of a ledger's events: (number, bytes), negative bytes where that number is released."""
-    allocator, held = CachingAllocator(), {}
+    allocator = CachingAllocator()
+    held: dict[int, Block] = {}
     for number, size in events:
         if size < 0:
             allocator.release(held.pop(number))

@@ -21,7 +21,7 @@ _ROW = 4096
 
 def convolution(args: tuple[Any, ...], out: Any) -> tuple[tuple[Sizes, ...], tuple[Sizes, ...]]:
     """Bytes alive before the output is made, and beside it, of `aten.convolution(*args) -> out` on the CPU."""
-    source, weight, _, stride, padding, dilation, transposed, output_padding, groups = args
+    source, weight, stride, padding, groups = args[0], args[1], args[3], args[4], args[8]
     name = _kernel(args)
     nhwc = not out.is_contiguous()
     if name.startswith("Slow"):

@@ -6,10 +6,10 @@ the one before. Running all of it on shapes would take minutes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fidelity.lazy import torch
 from fidelity.memory.ledger import Holding, Ledger
@@ -40,6 +40,19 @@ Script = tuple[tuple[int, Holding | None], ...]
 """What a call booked: (a number of its own, the holding, or None where it is released)."""
 
 
+class Follower(Protocol):
+    """What follows the decode's tensors."""
+
+    def number_of(self, tensor: Tensor) -> int | None:
+        """The ledger's number of a tensor's storage."""
+
+    def looking_away(self) -> AbstractContextManager[Any]:
+        """A context in which operators are not booked."""
+
+    def follow(self, tensor: Tensor, holding: Holding) -> None:
+        """Book a tensor and follow it until it is let go of."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of the decoder: what it booked and the tensor that it returned."""
@@ -49,21 +62,26 @@ class Call:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: Any
+    device: Any
 
-    def play(self, ledger: Ledger, device: str) -> Tensor:
+    def play(self, ledger: Ledger, follower: Follower) -> Tensor:
         """Book all of it again; returns a tensor like the one that was returned."""
         numbers: dict[int, int] = {}
+        made = next(holding for own, holding in self.script if own == self.result and holding is not None)
         for own, holding in self.script:
             if holding is not None:
                 numbers[own] = ledger.hold(holding)
             else:
                 ledger.release(numbers.pop(own))
         ledger.release(numbers.pop(self.result))
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+        with follower.looking_away():
+            out = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        follower.follow(out, made)
+        return out
 
 
 @contextmanager
-def replayed(decoder: nn.Module | None, ledger: Ledger, number_of: Callable[[Tensor], int | None]) -> Iterator[None]:
+def replayed(decoder: nn.Module | None, ledger: Ledger, follower: Follower) -> Iterator[None]:
     """Run the decoder twice for each shape of its input; if both calls booked the same, book that for the others.
 
     Only where a call takes tensors and returns one: what passes a cache along is never the same twice.
@@ -77,11 +95,11 @@ def replayed(decoder: nn.Module | None, ledger: Ledger, number_of: Callable[[Ten
         key = _key((*args, *kwargs.values()))
         known = seen.setdefault(key, []) if key is not None else []
         if len(known) == 2 and known[0] == known[1]:
-            return known[1].play(ledger, str(args[0].device))
+            return known[1].play(ledger, follower)
         with ledger.recording() as log:
             out = forward(*args, **kwargs)
         if key is not None and len(known) < 2 and isinstance(out, torch.Tensor):
-            made = _call(log, out, number_of(out))
+            made = _call(log, out, follower.number_of(out))
             known += [made] if made is not None else []
         return out
 
@@ -93,12 +111,13 @@ def replayed(decoder: nn.Module | None, ledger: Ledger, number_of: Callable[[Ten
 
 
 def _key(values: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Shapes and layouts of the tensors given; None where anything else is."""
+    """The device, and shapes and layouts of the tensors given; None where anything else is given."""
     if not values or not isinstance(values[0], torch.Tensor):
         return None
     if not all(value is None or isinstance(value, torch.Tensor) for value in values):
         return None
-    return tuple((tuple(v.shape), v.stride(), v.dtype) if v is not None else None for v in values)
+    shapes = ((tuple(v.shape), v.stride(), v.dtype) if v is not None else None for v in values)
+    return (values[0].device, *shapes)
 
 
 def _call(log: list[tuple[int, Holding | None]], out: Tensor, result: int | None) -> Call | None:
@@ -114,4 +133,4 @@ def _call(log: list[tuple[int, Holding | None]], out: Tensor, result: int | None
     for number, holding in log:
         if number in released or number == result:
             script.append((own.setdefault(number, len(own)), holding))
-    return Call(tuple(script), own[result], tuple(out.shape), out.stride(), out.dtype)
+    return Call(tuple(script), own[result], tuple(out.shape), out.stride(), out.dtype, out.device)

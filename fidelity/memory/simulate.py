@@ -63,7 +63,7 @@ def simulate(
         follower = stack.enter_context(_follower()(ledger, modules, device))
         inner = decoder(module) if decoder is not None else None
         stack.enter_context(repeat.few_rows(module))
-        stack.enter_context(repeat.replayed(inner, ledger, follower.number_of))
+        stack.enter_context(repeat.replayed(inner, ledger, follower))
         with ledger.span("decode"), _tiles(inner, ledger):
             sample = decode(module, latents)
         if convert is not None:
@@ -107,9 +107,12 @@ def _follower() -> type[Any]:
             self.known: dict[int, int | None] = {}
             """Storages, and the numbers of those that an operator made here."""
             self.once = workspace.Once()
+            self.looks = True
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
+            if not self.looks:
+                return func(*args, **kwargs)
             for tensor in _tensors(args):  # what the decode was given, and what other modes made
                 self.known.setdefault(_key(tensor))
             out = _as_made(func, args, func(*args, **kwargs))
@@ -121,7 +124,8 @@ def _follower() -> type[Any]:
             for phase in phases.before:
                 self.ledger.passing(*(Holding(size, what, module) for what, size in phase.items()))
             for tensor in made:
-                self._follow(tensor, name, module)
+                if self._is_new(tensor):  # two outputs may share a storage
+                    self.follow(tensor, self._holding(tensor, name, module))
             for phase in phases.beside:
                 self.ledger.passing(*(Holding(size, what, module) for what, size in phase.items()))
             for what, size in phases.stays.items():
@@ -131,15 +135,25 @@ def _follower() -> type[Any]:
         def _is_new(self, tensor: Any) -> bool:
             return tensor.device.type == self.kind and _key(tensor) not in self.known
 
-        def _follow(self, tensor: Any, name: str, module: str) -> None:
-            storage = tensor.untyped_storage()
-            key, unit = _key(tensor), ROUND[self.kind]
-            if key in self.known:
-                return  # two outputs in one storage
-            size = -(-storage.nbytes() // unit) * unit
-            number = self.ledger.made(Holding(size, name, module, tuple(tensor.shape), str(tensor.dtype)[6:]))
-            self.known[key] = number
+        def _holding(self, tensor: Any, name: str, module: str) -> Holding:
+            unit = ROUND[self.kind]
+            size = -(-tensor.untyped_storage().nbytes() // unit) * unit
+            return Holding(size, name, module, tuple(tensor.shape), str(tensor.dtype)[6:])
+
+        def follow(self, tensor: Any, holding: Holding) -> None:
+            """Book a tensor and follow its storage until Python lets go of it."""
+            storage, key = tensor.untyped_storage(), _key(tensor)
+            self.known[key] = number = self.ledger.made(holding)
             weakref.finalize(storage, self._forget, key, number).atexit = False
+
+        @contextmanager
+        def looking_away(self) -> Iterator[None]:
+            """A context in which operators are not booked."""
+            self.looks = False
+            try:
+                yield
+            finally:
+                self.looks = True
 
         def _forget(self, key: int, number: int) -> None:
             self.known.pop(key, None)

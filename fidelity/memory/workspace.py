@@ -7,7 +7,6 @@ buffer that the kernel's source or its allocations show; none is fitted. Why and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,8 +55,8 @@ def of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, ki
 
 
 def _cpu_attention(query: Any, value: Any) -> Sizes:
-    """Per thread a block of scores, its maxima and sums, and the output in fp32; of half inputs the scores again in half
-    (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp)."""
+    """Per thread a block of scores, its maxima and sums, and the output in fp32; of half inputs the scores again in
+    half (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp)."""
     length, depth = query.shape[-2], value.shape[-1]
     rows = 256 if length >= 768 else 64 if length >= 192 else 32
     rows, columns = min(rows, length), min(512, value.shape[-2])
@@ -73,6 +72,3 @@ def _accumulator(out: Any) -> Sizes:
     if out.shape[-1] <= 128 or out.element_size() == 4:
         return {}
     return {"attention accumulator": 4 * math.prod(out.shape)}
-
-
-Convolution = Callable[[tuple[Any, ...], Any], tuple[tuple[Sizes, ...], tuple[Sizes, ...]]]
