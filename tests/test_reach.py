@@ -8,9 +8,24 @@ import pytest
 import torch
 
 from fidelity import reach, registry
-from fidelity.errors import LatentsError
-from fidelity.records import DecodePlan, Geometry, Reach, TileAxis, TileGrid, Tiling
+from fidelity.errors import LatentsError, WorkerDied
+from fidelity.records import (
+    DecodePlan,
+    Geometry,
+    ModelReach,
+    Reach,
+    Reference,
+    RunResult,
+    TileAxis,
+    TileGrid,
+    Tiling,
+    from_json,
+)
 from fidelity.runner import Runner
+from fidelity.runs import Options, Run
+from fidelity.suite import load
+from fidelity.worker import Probed, Refused
+from tests.suites import LIMITS, fidelity, write_suite
 
 registry.load_plugins()
 BASE = registry.MODELS.get("reference-kl")
@@ -237,3 +252,83 @@ def test_prediction_meets_the_embedded_model_within_a_factor_of_two():
     assert set(ratios) == {0.0, 0.25, 0.5}
     assert all(0.5 < ratio < 2.0 for ratio in ratios.values()), ratios
     assert ratios[0.0] == pytest.approx(1.0, abs=0.25)
+
+
+# ---------------------------------------------------------------- in a run
+
+
+class Answers:
+    """A pool that answers every probe as it is told."""
+
+    environment: dict[str, str] = {}  # noqa: RUF012 - never written
+
+    def __init__(self, answer):
+        self.answer, self.asked = answer, []
+
+    def run(self, tasks, on_reply, on_death):
+        for task in tasks:
+            self.asked.append(task)
+            reply = self.answer(task)
+            on_death(task, reply) if isinstance(reply, WorkerDied) else on_reply(task, reply)
+
+
+def probed(suite, answer, held=("ramp", "contrast")):
+    run = Run(suite, Answers(answer), set(), Options())
+    run.references = {
+        ("reference-kl", name): Reference("reference-kl", name, 0.0, 1.0, ok=name in held, same_environment=True)
+        for name in ("ramp", "contrast")
+    }
+    run._probe_models()
+    return run
+
+
+@pytest.fixture
+def suite(tmp_path):
+    matrix = 'dtype = ["fp32", "bf16"]\ntiling = [false, { tile = 16, overlap = 0.25 }, { tile = 8, overlap = 0.0 }]'
+    path = write_suite(tmp_path, matrix)
+    path.write_text(path.read_text().replace('["ramp"]', '["ramp", "contrast"]'))
+    return load(path, registry)
+
+
+def test_a_run_probes_each_tiled_model_once_with_all_its_tilings(suite):
+    told = ModelReach("reference-kl", "ramp", None, reason="asked")
+    run = probed(suite, lambda _: Probed(told))
+    (task,) = run.pool.asked
+    assert (task.model, task.latents) == ("reference-kl", "ramp")
+    both = (Tiling(16, 0.25), Tiling(8, 0.0))
+    assert set(task.tilings) == {(name, tiling) for name in ("ramp", "contrast") for tiling in both}
+    assert run.reach == {"reference-kl": told}
+
+
+def test_a_drifted_reference_is_not_probed(suite):
+    some = probed(suite, lambda _: Probed(ModelReach("m", "l", None)), held=("contrast",))
+    assert some.pool.asked[0].latents == "contrast"
+    none = probed(suite, lambda _: pytest.fail("it was asked"), held=())
+    assert none.reach["reference-kl"].reason == "no reference of this model holds"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(Refused("the golden vanished", wrong_request=True), "the golden vanished"), (WorkerDied("it died"), "it died")],
+)
+def test_a_probe_that_fails_is_told_and_ends_no_run(suite, answer, reason):
+    told = ModelReach("reference-kl", "ramp", None, reason=reason)
+    assert probed(suite, lambda _: answer).reach == {"reference-kl": told}
+
+
+@pytest.mark.slow
+def test_a_run_stores_reach_predictions_and_headroom(tmp_path):
+    write_suite(tmp_path, "tiling = [{ tile = 16, overlap = 0.25 }]", LIMITS.replace("6.0", "30.0"))
+    done = fidelity("run", "small.toml", "--record-missing", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    stored = from_json((tmp_path / "out/results.json").read_bytes(), RunResult)
+    (found,) = stored.reach
+    assert (found.model, found.latents, found.reason) == ("reference-kl", "ramp", None)
+    assert found.reach.is_global
+    (told,) = found.predictions
+    assert (told.latents, told.tile, told.overlap) == ("ramp", 16, 0.25)
+    assert 0.3 < told.rmse / stored.cases[0].measurements["rmse"].value < 2.0
+    (reference,) = stored.reference
+    assert reference.headroom.tightest > 1
+    assert len(reference.headroom.layers) == 10
+    assert "Predicted is" in (tmp_path / "out/summary.md").read_text()
