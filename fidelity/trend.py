@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -107,10 +107,11 @@ def drift(series: Series) -> Drift | None:
     """What the series shows: None where it shows no drift, or the newest run left its limit, which its gate says.
 
     A *step*: all values from some run on are worse than all before it by more than the noise floor. A *creep*: no
-    single step is, yet values go one way (Kendall's τ ≥ 0.6) and the median of the newest third is worse than that of
-    the oldest third by more than the floor. The floor is what rounding alone was seen to do, so a repeat of the same
-    decode shows neither; it is never taken below `least`. A value that is None (not measured, or of a run that cannot
-    be compared with the newest) counts for nothing. Source of τ: Kendall 1938; as a test of trend, Mann 1945.
+    single step is half of it, yet values go one way (Kendall's τ ≥ 0.6) and the median of the newest third is worse
+    than that of the oldest third by more than the floor. The floor is what rounding alone was seen to do, so a repeat
+    of the same decode shows neither; it is never taken below `least`. A value that is None (not measured, or of a run
+    that cannot be compared with the newest) counts for nothing. Source of τ: Kendall 1938; as a test of trend, Mann
+    1945.
     """
     sign = 1.0 if series.better == "lower" else -1.0
     known = [(place, sign * value) for place, value in enumerate(series.values) if value is not None]
@@ -118,28 +119,46 @@ def drift(series: Series) -> Drift | None:
         return None
     values = [value for _, value in known]
     floor = max(series.floor or 0.0, least(series.unit, values[0]))
-    found = _step(values, floor) or _creep(values, floor)
+    step, creep = _step(values, floor), _creep(values, floor)
+    found = creep if step is None or (creep is not None and step.gap < (creep.after - creep.before) / 2) else step
     if found is None:
         return None
-    kind, start, before, after = found
-    return Drift(series.case, series.name, series.unit, kind, sign * before, sign * after, floor, len(values),
-                 known[start][0], series.limit)  # fmt: skip
+    return Drift(
+        case=series.case,
+        name=series.name,
+        unit=series.unit,
+        kind=found.kind,
+        before=sign * found.before,
+        after=sign * found.after,
+        floor=floor,
+        runs=len(values),
+        since=known[found.start][0],
+        limit=series.limit,
+    )
 
 
-Found = tuple[Literal["step", "creep"], int, float, float]
+class Found(NamedTuple):
+    """A drift within plain values, worse upwards."""
+
+    kind: Literal["step", "creep"]
+    start: int
+    before: float
+    after: float
+    gap: float
 
 
 def _step(values: Sequence[float], floor: float) -> Found | None:
     """The widest gap between all earlier and all later values, with at least two runs before it."""
     gaps = [(min(values[at:]) - max(values[:at]), at) for at in range(2, len(values))]
     gap, at = max(gaps, key=lambda each: each[0])
-    return ("step", at, median(values[:at]), median(values[at:])) if gap > floor else None
+    return Found("step", at, median(values[:at]), median(values[at:]), gap) if gap > floor else None
 
 
 def _creep(values: Sequence[float], floor: float) -> Found | None:
     third = max(1, len(values) // 3)
     before, after = median(values[:third]), median(values[-third:])
-    return ("creep", 1, before, after) if after - before > floor and _tau(values) >= CONCORDANCE else None
+    one_way = after - before > floor and _tau(values) >= CONCORDANCE
+    return Found("creep", 1, before, after, 0.0) if one_way else None
 
 
 def _tau(values: Sequence[float]) -> float:

@@ -8,7 +8,7 @@ from fidelity.attribution import BYTES
 from fidelity.comparison import OUTCOMES, TITLES, AxisChange, CaseChange, Change, Comparison, Outcome, Pace
 from fidelity.errors import OutputError
 from fidelity.records import to_json
-from fidelity.report import files, words
+from fidelity.report import files, trend, words
 
 NAMES = ("comparison.json", "comparison.md", "comparison.html")
 MARKS: dict[Outcome, str] = {
@@ -78,7 +78,9 @@ def moved(change: Change | None) -> str:
     """`0.285 → 0.31`, one figure where both are the same."""
     if change is None or (change.base is None and change.head is None):
         return "–"
-    ends = [figure(change, change.base), figure(change, change.head)]
+    ends = (figure(change, change.base), figure(change, change.head))
+    if change.outcome == "regressed" and change.base is not None and change.head is not None:
+        ends = trend.apart(change.name, change.base, change.head)
     return ends[0] if ends[0] == ends[1] else " → ".join(ends)
 
 

@@ -31,7 +31,8 @@ def _more(count: int) -> str:
 def _drift(one: Drift, runs: Sequence[TrendRun]) -> str:
     verb = {"step": "stepped", "creep": "crept"}[one.kind]
     limit = f", limit {figure(one.name, one.limit)}" if one.limit is not None else ", no limit"
-    ends = f"from {figure(one.name, one.before)} to {figure(one.name, one.after)} {unit(one)}".rstrip()
+    before, after = apart(one.name, one.before, one.after)
+    ends = f"from {before} to {after} {unit(one)}".rstrip()
     return (
         f"drift below the limit: {one.name} of {one.case} {verb} {ends} over {one.runs} comparable runs "
         f"(noise floor {figure(one.name, one.floor)}{limit}), since {run(runs[one.since])}"
@@ -58,6 +59,16 @@ def unit(one: Drift | Series) -> str:
 
 def figure(name: str, value: float | None) -> str:
     return words.size(round(value)) if name.endswith("_bytes") and value is not None else words.number(value)
+
+
+def apart(name: str, before: float, after: float) -> tuple[str, str]:
+    """Two figures with as many digits as it takes to tell them apart."""
+    said = figure(name, before), figure(name, after)
+    for digits in range(4, 18):
+        if said[0] != said[1] or before == after:
+            break
+        said = f"{before:.{digits}g}", f"{after:.{digits}g}"
+    return said
 
 
 def spark(values: Sequence[float | None]) -> str:
