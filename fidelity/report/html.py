@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 from importlib import resources
 from pathlib import Path
@@ -19,107 +18,101 @@ import msgspec
 from markupsafe import Markup
 
 from fidelity.records import CaseResult, RunResult
-from fidelity.report import files, plans, words
+from fidelity.report import evidence, files, glossary, plans, trend, words
+from fidelity.report.album import Album
 
 NAME = "report.html"
-IMAGE_BUDGET = 20 * 2**20
-"""Characters of base64 that one report embeds; what is beyond is named in its place, passing cases first."""
+PAGE_BUDGET = 24_000_000
+"""Characters of one report. What is left beside the text is for pictures; those beyond are named in their place,
+passing cases first."""
 MOST_SURPRISES = 50
-SCRIPTS = ("words.js", "chart.js", "table.js", "decision.js", "viewer.js", "detail.js", "effects.js", "main.js")
-PNG = b"\x89PNG\r\n\x1a\n"
+STYLES = ("base.css", "page.css", "case.css")
+SCRIPTS = ("words.js", "chart.js", "table.js", "decision.js", "effects.js", "evidence.js", "pictures.js", "overlay.js",
+           "viewer.js", "toolbar.js", "frames.js", "profiles.js", "figures.js", "detail.js", "trend.js",
+           "main.js")  # fmt: skip
 
 
 def render(run: RunResult, folder: Path) -> str:
     """The page for `run`, with the pictures found in `folder`. A picture that is not there is named in its place."""
-    album = Album(folder)
     ordered = words.worst_first(run.cases)
-    details = [_detail(case, album) for case in ordered]
-    style = _asset("report.css")
+    summaries = plans.summarize(run)
+    outlooks = evidence.outlooks(run)
+    choices = {model: plans.choices(found) for model, found in summaries.items()}
+    style = "\n".join(map(_asset, STYLES))
     vendor = _vendor("chart.umd.min.js")
     app = "\n".join(['"use strict";', "(() => {", *(_asset(name) for name in SCRIPTS), "})();"])
-    summaries = plans.summarize(run)
-    page = _environment().get_template("report.html.j2").render(
-        run=run,
-        words=words,
-        counts=words.counts(run),
-        total=len(run.cases),
-        references=run.reference,
-        surprises=[case for case in ordered if case.surprise],
-        most_surprises=MOST_SURPRISES,
-        policy=_policy(style, vendor, app),
-        style=Markup(style),
-        vendor=Markup(vendor),
-        app=Markup(app),
-        data=_data({"cases": [_row(case) for case in ordered], "plans": _plans(summaries), "kinds": _kinds(),
-                    "main": words.MAIN, "yardsticks": _yardsticks(run), "axes": _axes(run),
-                    "attribution": run.attribution}),
-        details=[_data(detail) for detail in details],
-        pictures=album.embedded,
-        summaries=summaries,
-        recommended={model: next(iter(plans.recommend(found)), None) for model, found in summaries.items()},
-    )  # fmt: skip
-    return page
+    data = _data({"cases": [_row(case) for case in ordered], "models": _models(summaries, choices), "main": words.MAIN,
+                  "kinds": _kinds(), "glossary": glossary.DIAGNOSES, "yardsticks": _yardsticks(run),
+                  "axes": _axes(run), "attribution": run.attribution, "trend": run.trend,
+                  "outlooks": [each.meetings for each in outlooks]})  # fmt: skip
+    album, details = _details(ordered, folder, PAGE_BUDGET - sum(map(len, (style, vendor, app, data))))
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            run=run,
+            words=words,
+            trend=trend,
+            counts=words.counts(run),
+            total=len(run.cases),
+            references=run.reference,
+            surprises=[case for case in ordered if case.surprise],
+            most_surprises=MOST_SURPRISES,
+            policy=_policy(style, vendor, app),
+            style=Markup(style),
+            vendor=Markup(vendor),
+            app=Markup(app),
+            data=data,
+            details=details,
+            pictures=album.embedded,
+            summaries=summaries,
+            choices=choices,
+            outlooks=outlooks,
+            rooms=evidence.rooms(run),
+        )
+    )
 
 
 def write(run: RunResult, folder: Path) -> Path:
     return files.write(folder / NAME, render(run, folder))
 
 
-class Album:
-    """The run's pictures, each embedded once, until the budget is spent."""
-
-    def __init__(self, folder: Path, budget: int | None = None):
-        self.folder, self.left = folder.resolve(), IMAGE_BUDGET if budget is None else budget
-        self.embedded: dict[str, str] = {}
-        """Base64 of each distinct picture as lossless WebP, a fifth smaller than its PNG, by digest."""
-        self._known: dict[str, dict[str, str]] = {}
-
-    def add(self, name: str) -> dict[str, str]:
-        """`{"digest": …}` of an embedded picture, or `{"missing": why}`; `name` is relative to the run's folder."""
-        if name not in self._known:
-            self._known[name] = self._load(name)
-        return self._known[name]
-
-    def _load(self, name: str) -> dict[str, str]:
-        try:
-            path = (self.folder / name).resolve()
-            if not path.is_relative_to(self.folder):
-                return {"missing": f"{name} lies outside the run's folder and was not embedded"}
-            data = path.read_bytes()
-        except (OSError, ValueError) as error:
-            return {"missing": f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"}
-        if not data.startswith(PNG):
-            return {"missing": f"{name} is not a PNG"}
-        digest = hashlib.blake2b(data, digest_size=12).hexdigest()
-        if digest not in self.embedded:
-            try:
-                text = base64.b64encode(_webp(data)).decode()
-            except (OSError, SyntaxError, ValueError) as error:  # what Pillow says of a damaged file
-                return {"missing": f"{name} is damaged: {error}"}
-            if len(text) > self.left:
-                return {"missing": f"{name} was left out to keep this file small; it lies beside the report"}
-            self.left -= len(text)
-            self.embedded[digest] = text
-        return {"digest": digest}
+def fill(template: str, styles: tuple[str, ...] = (), **about: Any) -> str:
+    """A page without scripts from a template of this package, in these style sheets besides the report's own."""
+    style = "\n".join(map(_asset, (*STYLES, *styles)))
+    return _environment().get_template(template).render(style=Markup(style), policy=_policy(style), **about)
 
 
-def _webp(png: bytes) -> bytes:
-    from PIL import Image
-
-    packed = io.BytesIO()
-    with Image.open(io.BytesIO(png)) as picture:
-        picture.save(packed, "WEBP", lossless=True, method=2, quality=20)
-    return packed.getvalue()
+def _details(cases: list[CaseResult], folder: Path, budget: int) -> tuple[Album, list[Markup]]:
+    """The pictures, and everything about each case as JSON; what the text leaves of `budget` is for the pictures."""
+    written = sum(len(_data(_detail(case))) for case in cases)
+    album = Album(folder, max(0, budget - written))
+    return album, [_data({**_detail(case), "images": _pictures(case, album)}) for case in cases]
 
 
-def _detail(case: CaseResult, album: Album) -> dict[str, Any]:
-    """Everything about a case; of the pictures, the difference only where it cannot be computed from the other two."""
+def _detail(case: CaseResult) -> dict[str, Any]:
+    """Everything about a case but its pictures; figures that are None are left out."""
+    built = msgspec.to_builtins(case)
+    return _lean(built) | {
+        "receipts": built["receipts"],
+        "limit_words": {name: words.limit(bound) for name, bound in case.limits.items()},
+        "approve": words.approve(case),
+    }
+
+
+def _lean(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {name: _lean(item) for name, item in node.items() if item is not None}
+    return [_lean(item) for item in node] if isinstance(node, (list, tuple)) else node
+
+
+def _pictures(case: CaseResult, album: Album) -> dict[str, list[dict[str, str]]]:
+    """References to its pictures, the difference only where it cannot be computed from the other two."""
     found = {name: [album.add(path) for path in paths] for name, paths in case.images.items() if name != "difference"}
     whole = all(found.get(name) and all("digest" in ref for ref in found[name]) for name in ("golden", "candidate"))
     if not whole and "difference" in case.images:
         found["difference"] = [album.add(path) for path in case.images["difference"]]
-    built = msgspec.to_builtins(case)
-    return {**built, "images": found, "limit_words": {name: words.limit(bound) for name, bound in case.limits.items()}}
+    return found
 
 
 def _settings(case: CaseResult) -> dict[str, str]:
@@ -167,26 +160,37 @@ def _row(case: CaseResult) -> dict[str, Any]:
     }
 
 
-def _plans(summaries: dict[str, list[plans.PlanSummary]]) -> dict[str, list[dict[str, Any]]]:
-    return {
-        model: [
-            {
-                "words": words.plan(plan.plan),
-                "plan": plan.plan.id,
-                "case": plan.case,
-                "passes": plan.passes,
-                "everywhere": plan.everywhere,
-                "passed": plan.passed,
-                "missing": plan.missing,
-                "peak": plan.peak_bytes,
-                "saved": plan.saved,
-                "seconds": plan.seconds,
-                "rmse": plan.rmse,
-                "emulated": plan.emulated,
-            }
-            for plan in found
-        ]
+def _models(
+    summaries: dict[str, list[plans.PlanSummary]], choices: dict[str, list[plans.Choice]]
+) -> list[dict[str, Any]]:
+    """Of each model, as they stand in the page, its plans, and which of them (by place) to take under each budget."""
+    return [
+        {
+            "plans": [_plan(plan) for plan in found],
+            "choices": [
+                {"budget": choice.budget, "recommended": found.index(choice.recommended),
+                 "closest": found.index(choice.closest)}
+                for choice in choices[model]
+            ],
+        }
         for model, found in summaries.items()
+    ]  # fmt: skip
+
+
+def _plan(plan: plans.PlanSummary) -> dict[str, Any]:
+    return {
+        "words": words.plan(plan.plan),
+        "figures": plan.figures,
+        "case": plan.case,
+        "passes": plan.passes,
+        "everywhere": plan.everywhere,
+        "passed": len(plan.passed),
+        "missing": len(plan.missing),
+        "peak": plan.peak_bytes,
+        "saved": plan.saved,
+        "seconds": plan.seconds,
+        "rmse": plan.rmse,
+        "emulated": plan.emulated,
     }
 
 

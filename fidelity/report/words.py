@@ -179,6 +179,16 @@ def case(result: CaseResult) -> str:
     return plan(result.plan) + (f" · check {result.check}" if result.check else "")
 
 
+def approve(result: CaseResult) -> str | None:
+    """The command that approves what a case of a suite measured; None where there is nothing to approve."""
+    run = "fidelity run "
+    if result.check or result.verdict not in ("pass", "fail") or not result.reproduce.startswith(run):
+        return None
+    if " --plan " in result.reproduce:
+        return None
+    return f"fidelity golden approve {result.reproduce.removeprefix(run)} --reason 'why this may change'"
+
+
 def number(figure: float | None, measurement: Measurement | None = None) -> str:
     """Three significant digits, `0` where it is exactly that, `–` where there is none."""
     if figure is None:

@@ -1,6 +1,6 @@
 """A realistic RunResult with pictures, made without decoding anything: for tests of the report, and for looking at it.
 
-python -m tests.report.sample FOLDER [1000]      # writes a whole report there
+python -m tests.report.sample FOLDER [1000 | film]      # writes a whole report there
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from PIL import Image
 
 from fidelity.attribution import attribute
 from fidelity.records import (
+    ApprovedValues,
     CaseResult,
     DecodePlan,
     Limit,
@@ -177,6 +178,12 @@ def _case(model: str, latents: str, plan: DecodePlan, pictures: _Pictures) -> Ca
         "images": {"golden": tuple(map(pictures.save, images)), "candidate": tuple(map(pictures.save, decoded))},
         "measurements": _measurements(images, decoded, plan, pictures.size),
     }
+    known = {"rmse": 0.75, "ssim": 0.997}
+    base["approved"] = (
+        ApprovedValues("cpu-avx512", True, known)
+        if plan == DecodePlan()
+        else ApprovedValues("another-cpu", False, known)
+    )
     return _gated(base, seamed)
 
 
@@ -277,12 +284,14 @@ def _memory(plan: DecodePlan, emulated: bool) -> MemoryTrace:
         *((Stage("tile", total - 2 * MIB, 4), Stage("assemble", total // 3)) if plan.tiling else ()),
         Stage("convert", total // 2),
     )
-    return MemoryTrace(total, None, int(total * 1.08), weights, "allocator events", None, stages)
+    rise = tuple(weights + (total - weights) * share // 40 for share in (*range(41), *range(30, -1, -1)))
+    return MemoryTrace(total, None, int(total * 1.08), weights, "allocator events", None, stages, rise)
 
 
 if __name__ == "__main__":
     from fidelity.report import write_all
+    from tests.report import film
 
     target = Path(sys.argv[1])
-    write_all(thousand(target) if "1000" in sys.argv else build(target), target)
+    write_all({"1000": thousand, "film": film.build}.get(sys.argv[-1], build)(target), target)
     print(target / "report.html")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fidelity.records import RunResult, Tiling
 from fidelity.report import html
-from tests.report import sample
+from tests.report import film, sample
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync"]  # fmt: skip
+MODEL = "reference-kl"
+CHUNKED = f"{film.MODEL}/{film.LATENTS}/{film.CHUNKED.id}"
 SEAMED = "reference-kl/photo-pair/bf16-upcast0-slice0-t8o0.25-none"
 
 pytestmark = pytest.mark.slow
@@ -37,6 +41,14 @@ def report(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("run")
     html.write(sample.build(folder), folder)
     shutil.rmtree(folder / "images")  # the page must stand alone
+    return (folder / "report.html").as_uri()
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("film")
+    html.write(film.build(folder), folder)
+    shutil.rmtree(folder / "images")
     return (folder / "report.html").as_uri()
 
 
@@ -92,6 +104,11 @@ def open_case(page, case: str) -> None:
     page.wait_for_selector(".stage canvas")
 
 
+def open_case_by_link(page, case: str) -> None:
+    page.evaluate("case_ => { location.hash = `case=${encodeURIComponent(case_)}`; }", case)
+    page.wait_for_selector(f'dialog .id:text-is("{case}")')
+
+
 def slide(page, name: str, value: int) -> None:
     page.locator(f'[data-slider="{name}"]').evaluate(
         "(node, value) => { node.value = value; node.dispatchEvent(new Event('input')); }", value
@@ -137,8 +154,8 @@ def test_pictures_difference_and_amplification(visit, report, tmp_path):
     assert page.locator(".stage").count() == 3
     sampled = sample._Pictures(tmp_path, 128)
     plan = sample.DecodePlan("bf16", tiling=Tiling(8, 0.25))
-    page.click('[aria-label="Image 1"]')
-    page.wait_for_function("document.querySelector('[aria-label=\"Image 1\"]').getAttribute('aria-pressed') === 'true'")
+    page.click('[aria-label="Image 0"]')
+    page.wait_for_selector('[aria-label="Image 0"][aria-pressed=true]')
     golden, candidate = sampled.golden[0].astype(int), sampled.decode(0, plan).astype(int)
     for x, y in ((3, 5), (48, 42), (127, 127), (60, 90)):
         assert canvas(page, 0, (x, y)) == golden[y, x].tolist()
@@ -257,18 +274,32 @@ def test_copy_gives_the_whole_command(visit, report):
     page.click('[data-act="copy"]')
     page.wait_for_selector("text=Copied")
     assert page.evaluate("navigator.clipboard.readText()") == f"fidelity run suites/reference.toml --case '{SEAMED}'"
+    page.click('[data-act="copy-approve"]')
+    page.wait_for_selector('[data-act="copy-approve"]:text-is("Copied")')
+    assert page.evaluate("navigator.clipboard.readText()") == (
+        f"fidelity golden approve suites/reference.toml --case '{SEAMED}' --reason 'why this may change'"
+    )
 
 
-def test_budget_slider_changes_what_fits(visit, report):
+def test_budget_slider_changes_what_is_recommended(visit, report):
     page = visit(report)
     article = page.locator('.model[data-model="reference-kl"]')
-    assert "fp32, slicing, offload disk" in article.inner_text()
+    picks = {role: article.locator(f"[data-role={role}]") for role in ("recommended", "closest", "least")}
+    named = {role: pick.locator("b").inner_text() for role, pick in picks.items()}
+    assert named == {
+        "recommended": "fp32, offload disk",
+        "closest": "fp32, slicing, offload disk",
+        "least": "fp32, slicing, tile 8 overlap 0.25, offload disk",
+    }
     slider = article.locator("input[type=range]")
     slider.evaluate("node => { node.value = 0; node.dispatchEvent(new Event('input')); }")
     assert article.locator("output").inner_text().replace("\xa0", " ") == "50.6 MiB"
-    assert (
-        article.locator(".picks b").all_inner_texts() == ["fp16 upcast, slicing, tile 8 overlap 0.25, offload disk"] * 2
-    )
+    closer = "fp16 upcast, slicing, tile 8 overlap 0.25, offload disk"
+    assert [pick.locator("b").inner_text() for pick in picks.values()] == [closer, closer, named["least"]]
+    assert "50.6 MiB peak, 74 % less than plain fp32" in picks["recommended"].inner_text()
+    picks["recommended"].click()
+    assert page.inner_text("dialog .id").endswith("fp16-upcast1-slice1-t8o0.25-disk")
+    page.keyboard.press("Escape")
     article.locator("summary").click()
     assert article.locator("tbody tr").count() == 28
 
@@ -303,8 +334,29 @@ def test_every_axis_draws(visit, report):
             page.locator(f"#chart-controls select >> nth={place}").select_option(value)
             page.get_by_label("log across").click()
     page.locator("#chart-controls select >> nth=0").select_option("reference-kl-hot")
-    page.locator("#effects summary").click()
-    page.wait_for_selector("#effects tbody tr")
+
+
+def test_effects_and_interactions_are_plotted_for_every_measurement(visit, report):
+    page = visit(report)
+    plotted = """() => [...document.querySelectorAll('#effects canvas')].map((canvas) => {
+        const { labels, datasets } = Chart.getChart(canvas).data;
+        return [labels, datasets[0].data.map((point) => point.x), datasets[1].data];
+    })"""
+    stored = page.evaluate("JSON.parse(document.getElementById('data').textContent).attribution")
+    select = page.locator("#effects select >> nth=1")
+    for measurement in select.evaluate("node => [...node.options].map(option => option.value)"):
+        select.select_option(measurement)
+        effects = [row for row in stored["effects"] if (row["model"], row["measurement"]) == (MODEL, measurement)]
+        (labels, means, ranges), *interactions = page.evaluate(plotted)
+        assert means == [row["mean"] for row in effects]
+        assert ranges == [[row["least"], row["most"]] for row in effects]
+        assert len(set(labels)) == len(effects)
+        for pairs, _, spans in interactions:
+            reach = [max(map(abs, span)) for span in spans]
+            assert reach == sorted(reach, reverse=True)
+            assert all(" × " in pair for pair in pairs)
+    select.select_option("rmse")
+    page.locator("#effects summary").first.click()
     assert page.locator("#effects tbody tr").count() > 5
 
 
@@ -326,19 +378,94 @@ def test_chart_opens_a_case_and_table_points_back(visit, report):
     assert page.evaluate("Chart.getChart('chart').getActiveElements().length") == 1
 
 
-def test_profiles_and_memory_are_drawn(visit, report):
+LINE = "Chart.getChart(document.querySelector('{} canvas')).data.datasets[0].data.map(point => point.y)"
+
+
+def test_profiles_memory_and_tone_are_drawn(visit, report):
     page = visit(report)
     open_case(page, SEAMED)
-    page.locator(".viewer summary").click()
-    page.wait_for_selector(".profile canvas")
-    values = page.evaluate(
-        "Chart.getChart(document.querySelector('.profile canvas')).data.datasets[0].data.map(point => point.y)"
-    )
-    assert len(values) == 128
+    page.wait_for_selector(".cols canvas[data-drawn]")
+    assert len(page.evaluate(LINE.format(".profiles"))) == 128
+    held = page.evaluate(LINE.format(".cols .profile"))
+    scripts = page.eval_on_selector_all("script[id^=case-]", "nodes => nodes.map(node => node.textContent)")
+    stored = next(found for found in map(json.loads, scripts) if found["id"] == SEAMED)
+    assert max(held) == stored["memory"]["allocated_peak_bytes"] == max(stored["memory"]["timeline"])
     assert page.locator(".stages i").count() == 5
     cells = page.locator(".heat td").all_inner_texts()
     assert len(cells) == 9
     assert cells[1].startswith("+1.68")
+    page.locator(".heat td >> nth=8").click()
+    page.wait_for_selector("circle.ring")
+    ring = page.locator("circle.ring").first
+    assert (ring.get_attribute("cx"), ring.get_attribute("cy")) == ("112.5", "112.5"), "the last tile, from 96 to 128"
+
+
+def test_approved_values_stand_beside_the_measured_and_say_if_they_are_gated(visit, report):
+    page = visit(report)
+    open_case(page, SEAMED)
+    assert "another-cpu: shown, not gated" in page.inner_text(".dbody")
+    row = page.locator(".measured tbody tr", has=page.locator('span:text-is("rmse")'))
+    assert row.locator("td >> nth=3").inner_text() == "0.750"
+    open_case_by_link(page, f"{MODEL}/photo-pair/fp32-upcast0-slice0-t0-none")
+    assert "cpu-avx512: worse than these" in page.inner_text(".dbody")
+
+
+FRAME = "document.querySelector('.scrub output').textContent"
+
+
+def at_frame(page, frame: int) -> None:
+    page.wait_for_selector(f'.scrub output:text-is("frame {frame} of 0–16")')
+
+
+def test_a_video_is_scrubbed_stepped_and_clicked_frame_by_frame(visit, video):
+    page = visit(f"{video}#case={CHUNKED}")
+    at_frame(page, film.JUMP)  # it opens where the error is worst
+    shoot(page, "video-desktop-light")
+    golden, candidate = film.clip(), film.decoded(film.clip(), film.CHUNKED)
+    page.click('[aria-label="Image 1"]')
+    for frame in (16, 0, 12):
+        slide(page, "frame", frame)
+        at_frame(page, frame)
+        for place, made in ((0, golden), (1, candidate)):
+            assert canvas(page, place, (40, 30)) == made[1, frame, 30, 40].clip(0, 255).round().astype(int).tolist()
+    page.locator("dialog .id").click()  # the keys are the page's, not the slider's
+    page.keyboard.press("ArrowRight")
+    at_frame(page, 13)
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    at_frame(page, 11)
+    values = page.evaluate(LINE.format(".film-profile"))
+    error = np.sqrt(((candidate - golden)[1] ** 2).mean((1, 2, 3)))
+    assert values == pytest.approx(error.tolist())
+    assert "chunk starts (5, 9, 13)" in page.inner_text(".film .label")
+    spot = page.evaluate("""() => {
+        const chart = Chart.getChart(document.querySelector('.film-profile canvas'));
+        const box = chart.canvas.getBoundingClientRect();
+        return [box.x + chart.scales.x.getPixelForValue(4), box.y + box.height / 2];
+    }""")
+    page.mouse.click(*spot)
+    at_frame(page, 4)
+
+
+def test_a_video_plays_and_pauses_and_keeps_the_way_of_looking(visit, video):
+    page = visit(f"{video}#case={CHUNKED}")
+    at_frame(page, film.JUMP)
+    page.click('[data-mode="difference"]')
+    page.keyboard.press("p")
+    page.wait_for_selector(f'.scrub output:not(:text-is("frame {film.JUMP} of 0–16"))')
+    page.keyboard.press("p")
+    stopped = page.evaluate(FRAME)
+    page.wait_for_timeout(400)
+    assert page.evaluate(FRAME) == stopped
+    assert page.locator(".stage").count() == 1
+    slide(page, "frame", 3)
+    at_frame(page, 3)
+    page.click('[data-act="jump"]')
+    at_frame(page, film.JUMP)
+    page.wait_for_selector("circle.ring")
+    slide(page, "frame", 3)
+    at_frame(page, 3)
+    assert page.locator("circle.ring").count() == 0, "the worst place is in another frame"
 
 
 def test_pictures_that_are_missing_are_said_in_place(visit, tmp_path):
@@ -349,7 +476,7 @@ def test_pictures_that_are_missing_are_said_in_place(visit, tmp_path):
     html.write(RunResult({}, {}, cases=(case, bare)), tmp_path)
     page = visit((tmp_path / "report.html").as_uri())
     open_case(page, SEAMED)
-    page.click('[aria-label="Image 1"]')
+    page.click('[aria-label="Image 0"]')
     page.wait_for_selector(".missing")
     assert "cannot be read: No such file" in page.inner_text(".missing")
     assert page.locator('[data-mode="blink"]').count() == 0

@@ -22,6 +22,7 @@ from PIL import Image
 
 from fidelity.errors import OutputError, RequestError
 from fidelity.records import (
+    DIAGNOSES,
     CaseResult,
     DecodePlan,
     Limit,
@@ -32,9 +33,11 @@ from fidelity.records import (
     RunResult,
     Tiling,
 )
-from fidelity.report import console, files, html, json, junit, markdown, plans, words, write_all
+from fidelity.report import album as album_
+from fidelity.report import console, files, glossary, html, json, junit, markdown, plans, words, write_all
 from tests.report import sample
 
+TEMPLATES = Path(html.__file__).parent / "templates"
 HOSTILE = (
     "<!--<script </script x><script>alert(1)</script> | `x` <img src=x onerror=alert(2)> --> {{ 7*7 }} @all \x07\x00 ü"
 )
@@ -303,6 +306,29 @@ def test_the_recommended_plan_passes_with_all_latents():
     assert (narrow.passes, narrow.everywhere, narrow.missing) == (True, False, ("b",))
 
 
+def test_what_to_take_under_each_budget():
+    def case(peak, seconds, rmse, **plan):
+        found = {"rmse": Measurement("rmse", rmse, "grey levels")}
+        return msgspec.structs.replace(plan_case("a", peak, span=seconds, **plan), measurements=found)
+
+    found = plans.summarize(RunResult({}, {}, cases=(
+        case(100, 1.0, 0.0), case(60, 1.05, 0.5, dtype="bf16"), case(50, 0.98, 0.6, dtype="bf16", offload="model"),
+        case(40, 3.0, 0.2, slicing=True), case(20, 9.0, 2.0, tiling=Tiling(8, 0.25)),
+        plan_case("a", None, offload="disk"),
+    )))["m"]  # fmt: skip
+    told = [(c.budget // MIB, *(words.plan(p.plan) for p in (c.recommended, c.closest))) for c in plans.choices(found)]
+    assert told == [
+        (20, "fp32, tile 8 overlap 0.25", "fp32, tile 8 overlap 0.25"),
+        (40, "fp32, slicing", "fp32, slicing"),
+        (50, "bf16, offload model", "fp32, slicing"),
+        (60, "bf16", "fp32, slicing"),  # as fast as the fastest within a tenth, and closer to the golden
+        (100, "fp32", "fp32"),
+    ]
+    assert {words.plan(choice.least.plan) for choice in plans.choices(found)} == {"fp32, tile 8 overlap 0.25"}
+    assert plans.choices(found)[0].least.figures == "20.0 MiB peak, 80 % less than plain fp32; 9.00 s; RMSE 2.00"
+    assert plans.choices([]) == []
+
+
 def test_latents_to_which_a_plan_cannot_apply_are_no_gap():
     found = summaries(
         plan_case("a", 100), plan_case("b", 100), plan_case("a", 50, slicing=True),
@@ -313,6 +339,22 @@ def test_latents_to_which_a_plan_cannot_apply_are_no_gap():
 
 def test_without_a_plain_decode_nothing_is_said_to_be_saved():
     assert summaries(plan_case("a", 50, slicing=True))["slice1-t0-none"].saved is None
+
+
+def test_approving_is_the_command_that_reproduces_and_only_for_cases_of_a_suite():
+    run = "fidelity run suites/s.toml --device cuda --case m/l/x"
+    assert words.approve(sample.judged(reproduce=run)) == (
+        "fidelity golden approve suites/s.toml --device cuda --case m/l/x --reason 'why this may change'"
+    )
+    assert words.approve(sample.judged(reproduce="fidelity run --plan bf16 --case m/l/x")) is None
+    assert words.approve(sample.judged(reproduce=run, check="second_decode")) is None
+    assert words.approve(sample.judged(reproduce=run, verdict="error")) is None
+    assert words.approve(sample.judged()) is None
+
+
+def test_every_diagnosis_is_explained_in_a_sentence():
+    assert set(glossary.DIAGNOSES) == set(DIAGNOSES)
+    assert all(text.endswith(".") and len(text) < 120 for text in glossary.DIAGNOSES.values())
 
 
 # ---------------------------------------------------------------- markdown
@@ -498,7 +540,7 @@ def test_details_round_trip_through_the_page(page, run):
 
 def test_decision_stands_in_the_page_without_scripts(page):
     assert '<h1 id="headline">7 cases did not end as the suite expects; 1 case could not be judged.</h1>' in page
-    assert "fp16 upcast, slicing, tile 8 overlap 0.25, offload disk" in page
+    assert "fp32, slicing, tile 8 overlap 0.25, offload disk" in page
     assert page.index('id="decision"') < page.index('id="tradeoff"') < page.index('id="cases"')
 
 
@@ -516,13 +558,13 @@ def test_hostile_text_stays_text_in_html(tmp_path):
 
 
 def test_missing_foreign_and_damaged_pictures_are_named(tmp_path):
-    (tmp_path / "secret.png").write_bytes(html.PNG + b"secret")
+    (tmp_path / "secret.png").write_bytes(album_.PNG + b"secret")
     inside = tmp_path / "run"
     inside.mkdir()
     (inside / "text.png").write_text("no picture")
-    (inside / "cut.png").write_bytes(html.PNG + b"1")
+    (inside / "cut.png").write_bytes(album_.PNG + b"1")
     Image.new("RGB", (2, 2)).save(inside / "good.png")
-    album = html.Album(inside)
+    album = album_.Album(inside, 10**6)
     assert "cannot be read" in album.add("gone.png")["missing"]
     assert "outside" in album.add("../secret.png")["missing"]
     assert "outside" in album.add(str(tmp_path / "secret.png"))["missing"]
@@ -537,18 +579,18 @@ def test_stored_difference_is_embedded_only_where_it_cannot_be_computed(tmp_path
     for grey, name in enumerate("gcd"):
         Image.new("L", (2, 2), grey).save(tmp_path / f"{name}.png")
     stored = {"golden": ("g.png",), "candidate": ("c.png",), "difference": ("d.png",)}
-    whole, broken = html.Album(tmp_path), html.Album(tmp_path)
-    assert "difference" not in html._detail(sample.judged(images=stored), whole)["images"]
+    whole, broken = album_.Album(tmp_path, 10**6), album_.Album(tmp_path, 10**6)
+    assert "difference" not in html._pictures(sample.judged(images=stored), whole)
     assert len(whole.embedded) == 2
-    detail = html._detail(sample.judged(images={**stored, "candidate": ("gone.png",)}), broken)
-    assert "digest" in detail["images"]["difference"][0]
+    found = html._pictures(sample.judged(images={**stored, "candidate": ("gone.png",)}), broken)
+    assert "digest" in found["difference"][0]
 
 
 def test_budget_leaves_out_the_least_interesting_pictures(tmp_path):
     for place in range(4):
         noise = random.Random(place).randbytes(32 * 32 * 3)  # about 4 KiB of base64, whatever packs it
         Image.frombytes("RGB", (32, 32), noise).save(tmp_path / f"{place}.png")
-    album = html.Album(tmp_path, budget=10_000)
+    album = album_.Album(tmp_path, budget=10_000)
     found = [album.add(f"{place}.png") for place in (0, 1, 2, 0)]
     assert ["digest" in item for item in found] == [True, True, False, True]
     assert "left out" in found[2]["missing"]
@@ -582,6 +624,22 @@ def test_exclusions_are_told_with_their_reason(page):
 def test_an_empty_run_renders(tmp_path):
     write_all(RunResult({}, {}), tmp_path)
     assert "Nothing was judged" in (tmp_path / "report.html").read_text()
+
+
+def test_pictures_get_what_the_text_leaves_of_the_page(run, folder, monkeypatch):
+    full = html.render(run, folder)
+    pictures = sum(len(text) for about, text in Structure.of(full).scripts if about.get("type") == "text/plain")
+    monkeypatch.setattr(html, "PAGE_BUDGET", len(full) - pictures // 2)
+    small = html.render(run, folder)
+    assert len(full) - pictures < len(small) <= len(full) - pictures // 2 + 40_000, "40 kB of markup beside it"
+    assert "was left out to keep this file small" in small
+
+
+@pytest.mark.parametrize("name", [*html.STYLES, *sorted({*html.SCRIPTS} - {"evidence.js", "trend.js"})])
+def test_scripts_and_styles_are_short_enough_to_read(name):
+    lines = (TEMPLATES / name).read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 300
+    assert max(map(len, lines)) <= 120
 
 
 @pytest.mark.slow

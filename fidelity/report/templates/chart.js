@@ -5,8 +5,9 @@ const plot = { model: null, latents: null, x: "peak", y: "rmse", logX: false, lo
 function chartControls() {
   const models = page.axes.model.filter((model) => judged.some((row) => row.axes.model === model));
   if (!plot.model || !models.includes(plot.model)) plot.model = models[0] ?? null;
-  const latents = page.axes.latents.filter((name) => judged.some((row) => row.axes.model === plot.model && row.axes.latents === name));
-  if (!plot.latents || !latents.includes(plot.latents)) plot.latents = page.yardsticks[plot.model] ?? latents[0] ?? null;
+  const latents = page.axes.latents.filter((name) =>
+    judged.some((row) => row.axes.model === plot.model && row.axes.latents === name));
+  if (!latents.includes(plot.latents)) plot.latents = page.yardsticks[plot.model] ?? latents[0] ?? null;
   const axes = ["peak", "seconds", ...page.main, ...measured].filter((name, place, all) =>
     all.indexOf(name) === place && judged.some((row) => typeof row.values[name] === "number"));
   if (!axes.includes(plot.x)) plot.x = axes[0] ?? "peak";
@@ -15,7 +16,8 @@ function chartControls() {
   const pairs = (names) => names.map((name) => [name, name]);
   const axisPairs = axes.map((name) => [name, title(name)]);
   $("chart-controls").replaceChildren(
-    choice("Model", pairs(models), plot.model, set("model")), choice("Latents", pairs(latents), plot.latents, set("latents")),
+    choice("Model", pairs(models), plot.model, set("model")),
+    choice("Latents", pairs(latents), plot.latents, set("latents")),
     choice("Across", axisPairs, plot.x, set("x")), choice("Up", axisPairs, plot.y, set("y")),
     check("log across", plot.logX, set("logX")), check("log up", plot.logY, set("logY")));
 }
@@ -26,7 +28,8 @@ const better = (name) => (judged.some((row) => row.higher.includes(name)) ? -1 :
 function front(points) {
   const [sx, sy] = [better(plot.x), better(plot.y)];
   const able = points.filter((point) => point.row.kind === "pass" && !point.row.emulated);
-  able.sort((a, b) => sx * (a.row.values[plot.x] - b.row.values[plot.x]) || sy * (a.row.values[plot.y] - b.row.values[plot.y]));
+  const gap = (a, b, name) => a.row.values[name] - b.row.values[name];
+  able.sort((a, b) => sx * gap(a, b, plot.x) || sy * gap(a, b, plot.y));
   const kept = [];
   let best = Infinity;
   for (const point of able) {
@@ -52,60 +55,81 @@ function scale(name, log, floor, all) {
   // Bytes read well in steps of a power of two, which a decimal axis does not take by itself.
   const most = Math.max(...all.map((row) => row.values[name]), 1);
   const step = name === "peak" && !log ? 2 ** Math.ceil(Math.log2(most / 6)) : undefined;
+  const words = [title(name), unit(name) && unit(name) !== "1" ? `(${unit(name)})` : ""].filter(Boolean).join(" ");
   return {
-    type: log ? "logarithmic" : "linear", min: log ? floor : undefined, beginAtZero: name !== "ssim" && name !== "psnr",
-    grace: log || step ? undefined : "4%", max: step ? Math.ceil((most * 1.02) / step) * step : undefined,
-    title: { display: true, text: [title(name), unit(name) ? `(${unit(name)})` : ""].filter(Boolean).join(" "), color: ink },
-    ticks: { color: ink, callback: tick, stepSize: step, maxTicksLimit: 8, autoSkipPadding: 18, maxRotation: 0 }, grid: { color: colour("line") },
-    border: { color: colour("line") },
+    type: log ? "logarithmic" : "linear", min: log ? floor : undefined,
+    beginAtZero: name !== "ssim" && name !== "psnr", grace: log || step ? undefined : "4%",
+    max: step ? Math.ceil((most * 1.02) / step) * step : undefined,
+    title: { display: true, text: words, color: ink },
+    ticks: { color: ink, callback: tick, stepSize: step, maxTicksLimit: 8, autoSkipPadding: 18, maxRotation: 0 },
+    grid: { color: colour("line") }, border: { color: colour("line") },
   };
+}
+
+/** Those of the shown model and latents that a golden judged, and of them those with a figure on both axes. */
+function plotted() {
+  const here = judged.filter((row) =>
+    row.axes.model === plot.model && row.axes.latents === plot.latents && !row.check);
+  const has = (row, name) => typeof row.values[name] === "number";
+  return { here, rows: here.filter((row) => has(row, plot.x) && has(row, plot.y)) };
 }
 
 function drawChart() {
   if (typeof Chart === "undefined" || !plot.model) { $("tradeoff").hidden = true; return; }
-  const here = judged.filter((row) => row.axes.model === plot.model && row.axes.latents === plot.latents && !row.check);
-  const rows = here.filter((row) => typeof row.values[plot.x] === "number" && typeof row.values[plot.y] === "number");
+  const { here, rows } = plotted();
   const floors = { x: floorOf(rows, plot.x, plot.logX), y: floorOf(rows, plot.y, plot.logY) };
   const at = (value, floor) => (floor === null ? value : Math.max(value, floor));
-  const kept = new Set(visible().map((row) => row.id));
   plot.points = rows.map((row) => ({ row, x: at(row.values[plot.x], floors.x), y: at(row.values[plot.y], floors.y) }));
+  const caseOf = (hits) => (hits.length ? hits[0].element.$context.raw.row.id : null);
+  if (plot.chart) plot.chart.destroy();
+  plot.chart = new Chart($("chart"), {
+    type: "scatter", data: { datasets: chartSets() },
+    options: {
+      animation: false, maintainAspectRatio: false, interaction: { mode: "nearest", intersect: true },
+      onClick: (_, hits) => { if (hits.length) openCase(caseOf(hits)); },
+      onHover: (event, hits) => {
+        event.native.target.style.cursor = hits.length ? "pointer" : "default";
+        pointTo(caseOf(hits));
+      },
+      scales: { x: scale(plot.x, plot.logX, floors.x, rows), y: scale(plot.y, plot.logY, floors.y, rows) },
+      plugins: {
+        legend: { position: "bottom", labels: { usePointStyle: true, color: colour("ink"), boxHeight: 8 } },
+        tooltip: {
+          filter: (item) => item.dataset.type !== "line", displayColors: false,
+          callbacks: { label: (item) => tipOf(item.raw.row) },
+        },
+      },
+    },
+  });
+  chartNote(here, rows, floors);
+}
+
+/** One set a kind of ending, in its shape and colour, what the filters leave out faded; then the Pareto front. */
+function chartSets() {
+  const kept = new Set(visible().map((row) => row.id));
   const sets = Object.entries(SHAPES).map(([kind, shape]) => {
     const data = plot.points.filter((point) => point.row.kind === kind);
     const tint = kindColour(kind);
-    const shade = (point) => (kept.has(point?.row.id) ? tint : `${tint}38`);
+    const shade = (point) => (kept.has(point.row.id) ? tint : `${tint}38`);
     return {
       label: page.kinds[kind].title, data, pointStyle: shape, order: 1, clip: false, pointBorderWidth: 2,
-      pointRadius: data.map((point) => (point.row.id === plot.hover ? 10 : shape === "circle" ? 5.5 : 7)), pointHoverRadius: 10,
+      pointRadius: shape === "circle" ? 5.5 : 7, pointHoverRadius: 10,
       pointBackgroundColor: data.map((point) => (point.row.emulated ? "transparent" : shade(point))),
       pointBorderColor: data.map(shade), backgroundColor: tint, borderColor: tint,
     };
   }).filter((set) => set.data.length);
   const best = front(plot.points);
   if (best.length > 1) {
-    sets.push({ label: "Pareto front of what passed", data: best, type: "line", stepped: "before", order: 2, pointRadius: 0,
-      pointHitRadius: 0, pointStyle: "line", borderColor: colour("soft"), borderWidth: 1.5, borderDash: [5, 4] });
+    sets.push({ label: "Pareto front of what passed", data: best, type: "line", stepped: "before", order: 2,
+      pointRadius: 0, pointHitRadius: 0, pointStyle: "line", borderColor: colour("soft"), borderWidth: 1.5,
+      borderDash: [5, 4] });
   }
-  const config = {
-    type: "scatter", data: { datasets: sets },
-    options: {
-      animation: false, maintainAspectRatio: false, onClick: (_, hits) => { if (hits.length) openCase(hits[0].element.$context.raw.row.id); },
-      onHover: (event, hits) => { event.native.target.style.cursor = hits.length ? "pointer" : "default"; pointTo(hits.length ? hits[0].element.$context.raw.row.id : null); },
-      interaction: { mode: "nearest", intersect: true },
-      scales: { x: scale(plot.x, plot.logX, floors.x, rows), y: scale(plot.y, plot.logY, floors.y, rows) },
-      plugins: {
-        legend: { position: "bottom", labels: { usePointStyle: true, color: colour("ink"), boxHeight: 8 } },
-        tooltip: { filter: (item) => item.dataset.type !== "line", displayColors: false, callbacks: { label: (item) => tipOf(item.raw.row) } },
-      },
-    },
-  };
-  if (plot.chart) plot.chart.destroy();
-  plot.chart = new Chart($("chart"), config);
-  chartNote(here, rows, floors);
+  return sets;
 }
 
 function tipOf(row) {
-  const emulated = row.emulated ? " (emulated)" : "";
-  return [`${row.words}${emulated}`, `${verdictWords(row)}`, `${title(plot.x)} ${figure(plot.x, row.values[plot.x])}, ${title(plot.y)} ${figure(plot.y, row.values[plot.y])}`];
+  const said = [plot.x, plot.y].map((name) => `${title(name)} ${figure(name, row.values[name])}`);
+  return [`${row.words}${row.emulated ? " (emulated)" : ""}`, verdictWords(row), said.join(", ")];
 }
 
 function chartNote(here, rows, floors) {
@@ -113,9 +137,13 @@ function chartNote(here, rows, floors) {
   const gone = here.filter((row) => !rows.includes(row));
   if (gone.length) {
     const emulated = gone.filter((row) => row.emulated).length;
-    said.push(`${gone.length} of ${here.length} cases have no figure on one of these axes and are not drawn${emulated ? ` (${emulated} of them emulated, without a memory of their own)` : ""}.`);
+    const which = emulated ? ` (${emulated} of them emulated, without a memory of their own)` : "";
+    said.push(`${gone.length} of ${here.length} cases have no figure on one of these axes and are not drawn${which}.`);
   }
-  if ((floors.x !== null && rows.some((row) => row.values[plot.x] === 0)) || (floors.y !== null && rows.some((row) => row.values[plot.y] === 0))) said.push("Exact decodes stand at 0, on the edge of the logarithmic axis.");
+  const atZero = (name, floor) => floor !== null && rows.some((row) => row.values[name] === 0);
+  if (atZero(plot.x, floors.x) || atZero(plot.y, floors.y)) {
+    said.push("Exact decodes stand at 0, on the edge of the logarithmic axis.");
+  }
   if (rows.some((row) => row.emulated)) said.push("Hollow: fp16 emulated, not in the Pareto front.");
   said.push("Click a point for its case.");
   $("chart-note").textContent = said.join(" ");

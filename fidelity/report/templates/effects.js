@@ -1,98 +1,106 @@
-// Profiles of one difference, and what each option does by itself over the matrix.
-function drawProfiles(box, loaded, grid) {
-  const [a, b] = [pixels(loaded.candidate), pixels(loaded.golden)];
-  const columns = new Float64Array(a.width);
-  const rows = new Float64Array(a.height);
-  for (let y = 0; y < a.height; y += 1) {
-    for (let x = 0; x < a.width; x += 1) {
-      const at = 4 * (y * a.width + x);
-      const gap = (a.data[at] + a.data[at + 1] + a.data[at + 2] - b.data[at] - b.data[at + 1] - b.data[at + 2]) / 3;
-      columns[x] += gap / a.height;
-      rows[y] += gap / a.width;
-    }
-  }
-  box.replaceChildren();
-  return [["columns", columns, grid?.cols], ["rows", rows, grid?.rows]].map(([name, values, axis]) => {
-    const canvas = el("canvas", { role: "img", "aria-label": `Mean difference by ${name}` });
-    box.append(el("div", {}, el("p", { class: "label" }, `Mean difference by ${name}, grey levels, from the 8-bit pictures`), el("div", { class: "profile" }, canvas)));
-    return profileChart(canvas, values, axis);
-  });
-}
-
-function profileChart(canvas, values, axis) {
-  const edges = axis ? axis.starts.slice(1) : [];
-  const marks = { id: "edges", afterDraw(chart) {
-    const { ctx, chartArea: area, scales } = chart;
-    ctx.save();
-    ctx.strokeStyle = colour("soft");
-    ctx.setLineDash([4, 4]);
-    for (const edge of edges) {
-      const x = scales.x.getPixelForValue(edge);
-      ctx.beginPath(); ctx.moveTo(x, area.top); ctx.lineTo(x, area.bottom); ctx.stroke();
-    }
-    ctx.restore();
-  } };
-  const ticks = { color: colour("soft"), maxTicksLimit: 6 };
-  return new Chart(canvas, { type: "line", plugins: [marks],
-    data: { datasets: [{ data: Array.from(values, (y, x) => ({ x, y })), pointRadius: 0, borderWidth: 1.3, borderColor: colour("accent") }] },
-    options: { animation: false, maintainAspectRatio: false, parsing: false, plugins: { legend: { display: false }, tooltip: { enabled: false } },
-      scales: { x: { type: "linear", ticks, grid: { display: false }, max: values.length }, y: { ticks, grid: { color: colour("line") } } } } });
-}
-
+// What each option does by itself, and which pairs do something together: means and ranges as the run stored them.
 const MOST_INTERACTIONS = 12;
-const signed = (name, value) => `${value < 0 ? "−" : "+"}${figure(name === "allocated_peak_bytes" ? "peak" : name, Math.abs(value))}`;
+const EXPLAINED = "A point is the mean over all pairs of judged cases that differ in this one setting, a bar their "
+  + "range. An interaction is what two settings do beyond the sum of both, over all complete quadruples. "
+  + "Emulated fp16 takes no part in bytes.";
+const effectPlot = { model: null, measurement: "rmse", charts: [] };
+const signed = (name, value) => `${value < 0 ? "−" : value > 0 ? "+" : ""}${figure(name, Math.abs(value))}`;
 const named = (axis, value) => (value === "on" ? axis : `${axis} ${value}`);
+const reach = (row) => Math.max(Math.abs(row.least), Math.abs(row.most));
+const pairName = (row) => row.axes.map((axis, place) => named(axis, row.values[place])).join(" × ");
 
-/** A table of stored effects: what, mean, the range over its pairs, and how many there are. */
+/** Stored effects as a table: what, mean, the range over its pairs, and how many there are. */
 function effectTable(heading, counted, rows) {
-  const head = el("tr", {}, el("th", {}, heading), el("th", { class: "n" }, "mean"), el("th", { class: "n" }, "least … most"), el("th", { class: "n" }, counted));
-  const lines = rows.map(([label, row]) => el("tr", {}, el("td", {}, label), el("td", { class: "n" }, signed(row.measurement, row.mean)),
-    el("td", { class: "n" }, `${signed(row.measurement, row.least)} … ${signed(row.measurement, row.most)}`), el("td", { class: "n" }, String(row.n))));
-  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...lines)));
+  const cells = ({ measurement, mean, least, most, n }) =>
+    [signed(measurement, mean), `${signed(measurement, least)} … ${signed(measurement, most)}`, String(n)];
+  return grid([heading, "#mean", "#least … most", `#${counted}`], rows.map(([label, row]) => [label, ...cells(row)]));
 }
 
-/** The range of each setting's effect as a bar, and its mean as a point. */
-function effectChart(canvas, rows) {
+/** The range of each effect as a bar, and its mean as a point. */
+function effectChart(canvas, rows, measurement) {
   const labels = rows.map(([label]) => label);
-  const ticks = { color: colour("soft") };
-  const grid = { color: colour("line") };
+  const ticks = { color: colour("soft"), maxRotation: 0, autoSkipPadding: 14 };
+  const grid = { color: (at) => colour(at.tick?.value === 0 ? "soft" : "line") };
   return new Chart(canvas, {
     data: { labels, datasets: [
-      { type: "scatter", data: rows.map(([label, row]) => ({ x: row.mean, y: label })), pointRadius: 5, pointBackgroundColor: colour("accent"), borderColor: colour("accent"), order: 0 },
-      { type: "bar", data: rows.map(([, row]) => [row.least, row.most]), minBarLength: 3, barThickness: 8, backgroundColor: colour("line"), order: 1 },
+      { type: "scatter", data: rows.map(([label, row]) => ({ x: row.mean, y: label })), pointRadius: 5, clip: false,
+        pointBackgroundColor: colour("accent"), borderColor: colour("accent"), order: 0 },
+      { type: "bar", data: rows.map(([, row]) => [row.least, row.most]), minBarLength: 3, barThickness: 8,
+        backgroundColor: `${colour("accent")}55`, order: 1 },
     ] },
-    options: { indexAxis: "y", animation: false, maintainAspectRatio: false, plugins: { legend: { display: false }, tooltip: { enabled: false } },
-      scales: { x: { ticks, grid }, y: { type: "category", labels, offset: true, ticks, grid: { display: false } } } },
+    options: { indexAxis: "y", animation: false, maintainAspectRatio: false,
+      plugins: { legend: { display: false }, tooltip: {
+        displayColors: false, filter: (item) => item.dataset.type === "scatter",
+        callbacks: { title: (items) => items[0]?.raw.y ?? "", label: (item) => told(rows[item.dataIndex][1]) },
+      } },
+      scales: {
+        x: { ticks: { ...ticks, callback: (value) => axisWords(measurement, value) }, grid },
+        y: { type: "category", labels, offset: true, grid: { display: false },
+          ticks: { ...ticks, autoSkip: false, callback: (place) => inTwo(labels[place]) } },
+      } },
   });
+}
+
+/** A pair on two lines where there is no room for one. */
+function inTwo(label) {
+  const [first, second] = label.split(" × ");
+  return second && innerWidth < 720 ? [first, `× ${second}`] : label;
+}
+
+function told({ measurement, mean, least, most, n }) {
+  return `mean ${signed(measurement, mean)}, ${signed(measurement, least)} to ${signed(measurement, most)} over ${n}`;
+}
+
+function axisWords(name, value) {
+  if (name !== "allocated_peak_bytes") return String(Number(value.toPrecision(3)));
+  return signed(name, value).replace(/\.0+(?=\u00a0)/, "");
+}
+
+function effectPart(heading, counted, rows, measurement) {
+  const canvas = el("canvas", { role: "img", "aria-label": `${heading}; the table below it holds the same figures` });
+  const holder = el("div", { class: "effectchart" }, canvas);
+  holder.style.height = `${44 + 26 * rows.length}px`;
+  const part = el("div", {}, el("h3", {}, heading), holder,
+    el("details", {}, el("summary", {}, "The same as a table"), effectTable("", counted, rows)));
+  return [part, () => effectPlot.charts.push(effectChart(canvas, rows, measurement))];
 }
 
 function drawEffects() {
-  const box = $("effects").querySelector(".effects");
-  if (box.childElementCount) return;
+  const box = $("effects");
   const stored = page.attribution;
+  effectPlot.charts.forEach((chart) => chart.destroy());
+  effectPlot.charts = [];
   if (!stored || !stored.effects.length) {
-    box.append(el("p", { class: "note" }, stored ? "No two judged cases differ in one setting alone." : "This run stored no attribution: run the suite again."));
+    const none = stored ? "No two judged cases differ in one setting alone." : "No attribution was stored: run again.";
+    box.replaceChildren(el("p", { class: "note" }, none));
     return;
   }
-  const size = (row) => Math.max(Math.abs(row.least), Math.abs(row.most));
-  for (const [model, measurement] of new Map(stored.effects.map((row) => [`${row.model} ${row.measurement}`, [row.model, row.measurement]])).values()) {
-    const mine = (row) => row.model === model && row.measurement === measurement;
-    const rows = stored.effects.filter(mine).map((row) => [named(row.axis, row.value), row]);
-    const name = title(measurement === "allocated_peak_bytes" ? "peak" : measurement);
-    const heading = `${name}${unit(measurement) ? `, ${unit(measurement)}` : ""} · ${model}`;
-    const part = el("div", {}, effectTable(heading, "pairs", rows));
-    if (measurement === "rmse" && typeof Chart !== "undefined") {
-      const canvas = el("canvas", { role: "img", "aria-label": `What each setting does to RMSE of ${model}; the table holds the same figures` });
-      const holder = el("div", { class: "effectchart" }, canvas);
-      holder.style.height = `${40 + 26 * rows.length}px`;
-      part.prepend(holder);
-      requestAnimationFrame(() => effectChart(canvas, rows));
-    }
-    const pairs = stored.interactions.filter((row) => mine(row) && size(row) > 0).sort((a, b) => size(b) - size(a));
-    if (pairs.length) part.append(effectTable(`Interactions in ${name}`, "n",
-      pairs.slice(0, MOST_INTERACTIONS).map((row) => [row.axes.map((axis, place) => named(axis, row.values[place])).join(" × "), row])));
-    if (pairs.length > MOST_INTERACTIONS) part.append(el("p", { class: "note" }, `${pairs.length - MOST_INTERACTIONS} smaller ones are in results.json.`));
-    box.append(part);
+  const models = [...new Set(stored.effects.map((row) => row.model))];
+  if (!models.includes(effectPlot.model)) [effectPlot.model] = models;
+  const ofModel = stored.effects.filter((row) => row.model === effectPlot.model);
+  const names = [...new Set(ofModel.map((row) => row.measurement))];
+  if (!names.includes(effectPlot.measurement)) [effectPlot.measurement] = names;
+  const set = (key) => (value) => { effectPlot[key] = value; drawEffects(); };
+  const controls = el("div", { class: "controls" },
+    choice("Model", models.map((name) => [name, name]), effectPlot.model, set("model")),
+    choice("Effect on", names.map((name) => [name, title(name)]), effectPlot.measurement, set("measurement")));
+  const mine = (row) => row.model === effectPlot.model && row.measurement === effectPlot.measurement;
+  const pairs = stored.interactions.filter((row) => mine(row) && reach(row) > 0).sort((a, b) => reach(b) - reach(a));
+  const parts = effectParts(stored.effects.filter(mine), pairs.slice(0, MOST_INTERACTIONS));
+  const rest = pairs.length - MOST_INTERACTIONS;
+  box.replaceChildren(controls, el("div", { class: "effects" }, ...parts.map(([part]) => part)),
+    el("p", { class: "note" }, EXPLAINED, rest > 0 ? ` ${rest} smaller interactions are in results.json.` : ""));
+  if (typeof Chart !== "undefined") parts.forEach(([, make]) => make());
+}
+
+function effectParts(effects, pairs) {
+  const { measurement, unit: inUnit } = effects[0];
+  const words = [title(measurement), inUnit].filter(Boolean).join(", ");
+  const single = effects.map((row) => [named(row.axis, row.value), row]);
+  const alone = effectPart(`By itself: ${words}`, "pairs", single, measurement);
+  if (!pairs.length) {
+    return [alone, [el("p", { class: "note" }, "No two settings do anything beyond the sum of both."), () => {}]];
   }
-  box.append(el("p", { class: "note" }, "An effect is a mean over all pairs of judged cases that differ in this one setting; an interaction is what two settings do together beyond the sum of both, over all complete quadruples. Emulated fp16 takes no part in bytes."));
+  const rows = pairs.map((row) => [pairName(row), row]);
+  return [alone, effectPart(`Two together, beyond the sum of both: ${words}`, "n", rows, measurement)];
 }

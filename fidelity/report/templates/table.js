@@ -2,13 +2,15 @@
 const COLUMNS = [
   { key: "plan", title: "Plan" }, { key: "kind", title: "Verdict" }, { key: "rmse" }, { key: "lpips_alex", wide: true },
   { key: "tile_seam", wide: true }, { key: "ssim", wide: true }, { key: "peak" }, { key: "seconds", wide: true },
-].filter((column) => column.title || ["peak", "seconds"].includes(column.key) || measured.includes(column.key));
+].filter(({ key, title: fixed }) => fixed || ["peak", "seconds"].includes(key) || measured.includes(key));
 const ROWS = 100;
 let found = null;
 
 function matches(row) {
   if (state.kinds.size ? !state.kinds.has(row.kind) : row.kind === "not_applicable") return false;
-  for (const [axis, wanted] of Object.entries(state.axes)) if (wanted !== "" && (row.axes[axis] ?? "off") !== wanted) return false;
+  for (const [axis, wanted] of Object.entries(state.axes)) {
+    if (wanted !== "" && (row.axes[axis] ?? "off") !== wanted) return false;
+  }
   const hay = `${row.id} ${row.words} ${row.diagnosis.join(" ")} ${verdictWords(row)}`.toLowerCase();
   return state.search.toLowerCase().split(/\s+/).every((word) => hay.includes(word));
 }
@@ -20,7 +22,8 @@ function compare(a, b) {
   if (key === "plan") return turn * a.words.localeCompare(b.words);
   if (key === "kind") return turn * (b.index - a.index);
   const [left, right] = [a.values[key], b.values[key]];
-  if (typeof left !== "number" || typeof right !== "number") return (typeof right === "number") - (typeof left === "number") || a.index - b.index;
+  const known = [left, right].map((value) => typeof value === "number");
+  if (!known[0] || !known[1]) return known[1] - known[0] || a.index - b.index;
   return turn * (left - right) || a.index - b.index;
 }
 
@@ -38,54 +41,71 @@ function filtered() {
   drawChart();
 }
 
+/** Change the filters, and keep the focus where it was. */
+function filterBy(change, selector) {
+  change();
+  filtered();
+  if (selector) $("filters").querySelector(selector)?.focus();
+}
+
 function drawFilters() {
   const chips = el("div", { class: "chips", role: "group", "aria-label": "Verdict" });
   for (const [kind, about] of Object.entries(page.kinds)) {
     const count = page.cases.filter((row) => row.kind === kind).length;
     if (!count) continue;
+    const flip = () => { if (!state.kinds.delete(kind)) state.kinds.add(kind); };
     chips.append(el("button", {
       type: "button", class: `k-${kind}`, "aria-pressed": String(state.kinds.has(kind)), "data-filter": kind,
-      on: { click: () => { if (!state.kinds.delete(kind)) state.kinds.add(kind); filtered(); refocus(`[data-filter="${kind}"]`); } },
+      on: { click: () => filterBy(flip, `[data-filter="${kind}"]`) },
     }, kindMark(kind), ` ${about.title} ${count}`));
   }
-  const selects = Object.entries(page.axes).map(([axis, values]) => {
-    if (values.length < 2) return null;
-    const label = choice(axis, [["", "any"], ...values.map((value) => [value, value])], state.axes[axis] ?? "", (value) => {
-      state.axes[axis] = value; filtered(); refocus(`[data-axis="${CSS.escape(axis)}"]`);
-    });
+  const selects = Object.entries(page.axes).filter(([, values]) => values.length > 1).map(([axis, values]) => {
+    const offered = [["", "any"], ...values.map((value) => [value, value])];
+    const label = choice(axis, offered, state.axes[axis] ?? "", (value) =>
+      filterBy(() => { state.axes[axis] = value; }, `[data-axis="${CSS.escape(axis)}"]`));
     label.lastChild.dataset.axis = axis;
     return label;
   });
-  const search = el("input", { type: "search", id: "search", value: state.search, placeholder: "id, plan, diagnosis", size: 18,
-    on: { input: (event) => { state.search = event.target.value; found = null; state.all = false; drawTable(); drawChart(); } } });
-  const reset = el("button", { type: "button", class: "quiet", on: { click: () => { state.kinds.clear(); state.axes = {}; state.search = ""; state.sort = null; filtered(); } } }, "Reset");
-  $("filters").replaceChildren(el("label", {}, "Search", search), ...selects.filter(Boolean), reset, chips);
-}
-
-function refocus(selector) {
-  const node = $("filters").querySelector(selector);
-  if (node) node.focus();
+  const type = (event) => {
+    state.search = event.target.value;
+    [found, state.all] = [null, false];
+    drawTable();
+    drawChart();
+  };
+  const search = el("input", { type: "search", id: "search", value: state.search, size: 18,
+    placeholder: "id, plan, diagnosis", on: { input: type } });
+  const clear = () => { state.kinds.clear(); state.axes = {}; state.search = ""; state.sort = null; };
+  const reset = el("button", { type: "button", class: "quiet", on: { click: () => filterBy(clear) } }, "Reset");
+  $("filters").replaceChildren(el("label", {}, "Search", search), ...selects, reset, chips);
 }
 
 function drawTable() {
   const rows = visible();
-  const head = el("tr");
-  for (const column of COLUMNS) {
-    const numeric = !column.title;
-    const cell = el("th", { class: [numeric ? "n" : "", column.wide ? "wide" : ""].join(" "), scope: "col" });
-    const sorted = state.sort === column.key;
-    if (sorted) cell.setAttribute("aria-sort", state.up ? "ascending" : "descending");
-    cell.append(el("button", { type: "button", "data-sort": column.key, on: { click: () => sortBy(column.key) } }, `${column.title || title(column.key)}${sorted ? (state.up ? " ↑" : " ↓") : ""}`));
-    head.append(cell);
-  }
-  $("table").tHead.replaceChildren(head);
+  $("table").tHead.replaceChildren(el("tr", {}, ...COLUMNS.map(headOf)));
   const shown = state.all ? rows : rows.slice(0, ROWS);
   $("table").tBodies[0].replaceChildren(...shown.map(rowOf));
-  const hidden = page.cases.length - rows.length;
-  $("shown").textContent = `${plural(rows.length, "case")}, ${state.sort === null ? "worst first" : `by ${title(state.sort)}`}${hidden ? `; ${hidden} filtered out${state.kinds.size ? "" : ", those that could not apply among them"}` : ""}`;
-  if (!page.cases.some((row) => row.kind === "not_applicable")) $("shown").textContent = $("shown").textContent.replace(", those that could not apply among them", "");
+  $("shown").textContent = countOf(rows);
   $("all-rows").hidden = shown.length === rows.length;
   $("all-rows").textContent = `Show all ${rows.length}`;
+}
+
+function countOf(rows) {
+  const order = state.sort === null ? "worst first" : `by ${title(state.sort)}`;
+  const hidden = page.cases.length - rows.length;
+  const silent = !state.kinds.size && page.cases.some((row) => row.kind === "not_applicable");
+  const gone = hidden ? `; ${hidden} filtered out${silent ? ", those that could not apply among them" : ""}` : "";
+  return `${plural(rows.length, "case")}, ${order}${gone}`;
+}
+
+function headOf(column) {
+  const kinds = [column.title ? "" : "n", column.wide ? "wide" : ""];
+  const cell = el("th", { class: kinds.join(" ").trim(), scope: "col" });
+  const sorted = state.sort === column.key;
+  if (sorted) cell.setAttribute("aria-sort", state.up ? "ascending" : "descending");
+  const arrow = sorted ? (state.up ? " ↑" : " ↓") : "";
+  cell.append(el("button", { type: "button", "data-sort": column.key, on: { click: () => sortBy(column.key) } },
+    `${column.title || title(column.key)}${arrow}`));
+  return cell;
 }
 
 function sortBy(key) {
@@ -100,20 +120,23 @@ function rowOf(row) {
   const line = el("tr", { class: `k-${row.kind}`, on: {
     click: (event) => { if (!event.target.closest("a")) openCase(row.id); },
     mouseenter: () => showPoint(row.id), mouseleave: () => showPoint(null),
-  } });
+  } }, ...COLUMNS.map((column) => cellOf(row, column)));
   line.dataset.id = row.id;
-  for (const column of COLUMNS) {
-    if (column.key === "plan") {
-      line.append(el("td", {}, el("a", { href: `#case=${encodeURIComponent(row.id)}` }, row.words), row.emulated ? " " : "", row.emulated ? el("em", { class: "tag" }, "emulated") : "",
-        el("span", { class: "place" }, `${row.axes.model} / ${row.axes.latents}`)));
-    } else if (column.key === "kind") {
-      line.append(el("td", {}, el("span", { class: "verdict" }, kindMark(row.kind), ` ${verdictWords(row)}`), row.diagnosis.length ? el("span", { class: "place" }, row.diagnosis.join(", ")) : ""));
-    } else {
-      const exact = row.exact.includes(column.key) && row.values[column.key] === 0;
-      line.append(el("td", { class: `n${column.wide ? " wide" : ""}` }, exact ? "exact" : figure(column.key, row.values[column.key])));
-    }
-  }
   return line;
+}
+
+function cellOf(row, { key, wide }) {
+  const place = (text) => el("span", { class: "place" }, text);
+  if (key === "plan") {
+    return el("td", {}, el("a", { href: linkTo(row.id) }, row.words), " ", emulatedTag(row),
+      place(`${row.axes.model} / ${row.axes.latents}`));
+  }
+  if (key === "kind") {
+    return el("td", {}, el("span", { class: "verdict" }, kindMark(row.kind), ` ${verdictWords(row)}`),
+      row.diagnosis.length ? place(row.diagnosis.join(", ")) : "");
+  }
+  const exact = row.exact.includes(key) && row.values[key] === 0;
+  return el("td", { class: wide ? "n wide" : "n" }, exact ? "exact" : figure(key, row.values[key]));
 }
 
 /** Link from the chart to the table: mark the case's row. */

@@ -6,6 +6,7 @@ const state = { kinds: new Set(), axes: {}, search: "", sort: null, up: false, o
 
 const $ = (id) => document.getElementById(id);
 
+/** An element: a name that it has is set as a property, `on` holds listeners, children that are nothing fall out. */
 function el(tag, about = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(about)) {
@@ -41,25 +42,27 @@ function bytes(count) {
   return `${figure.toFixed(place === 0 || figure >= 1000 ? 0 : figure >= 10 ? 1 : 2)}\u00a0${units[place]}`;
 }
 
+const span = (seconds) => (seconds === null || seconds === undefined ? "–" : `${seconds.toFixed(2)}\u00a0s`);
+
 function figure(name, value) {
-  if (name === "peak") return bytes(value);
-  if (name === "seconds") return value === null || value === undefined ? "–" : `${value.toFixed(2)}\u00a0s`;
-  return number(value);
+  if (name === "peak" || name === "allocated_peak_bytes") return bytes(value);
+  return name === "seconds" ? span(value) : number(value);
 }
 
 const TITLES = {
-  peak: "Peak memory", seconds: "Seconds", rmse: "RMSE", lpips_alex: "LPIPS", tile_seam: "Seam", ssim: "SSIM", psnr: "PSNR",
+  peak: "Peak memory", allocated_peak_bytes: "Peak memory", seconds: "Seconds", rmse: "RMSE", lpips_alex: "LPIPS",
+  tile_seam: "Seam", ssim: "SSIM", psnr: "PSNR",
 };
 const title = (name) => TITLES[name] || name;
-const unit = (name) => {
-  const row = page.cases.find((candidate) => candidate.units[name]);
-  return row ? row.units[name] : "";
-};
+const units = Object.assign({}, ...page.cases.map((row) => row.units));
+const unit = (name) => units[name] || "";
 const measured = [...new Set(page.cases.flatMap((row) => Object.keys(row.values)))];
 const judged = page.cases.filter((row) => row.kind !== "not_applicable");
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const kindColour = (kind) => colour(kind === "not_applicable" ? "none" : kind);
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+const linkTo = (id) => `#case=${encodeURIComponent(id)}`;
+const emulatedTag = (row) => (row.emulated ? el("em", { class: "tag" }, "emulated") : null);
 
 function kindMark(kind) {
   return el("i", { class: "mark", "aria-hidden": "true" }, page.kinds[kind].mark);
@@ -82,12 +85,33 @@ function check(label, value, act) {
   return el("label", { class: "check" }, box, label);
 }
 
+/** A table of cells that are text or elements. "#" before a column's name: figures; "~": left out on phones. */
+function grid(columns, rows, about = {}) {
+  const [signs, names] = [/^[#~]*/, columns.map((name) => name.replace(/^[#~]+/, ""))];
+  const kinds = columns.map((name) => name.match(signs)[0].replace("#", "n ").replace("~", "wide").trim());
+  const line = (cells, tag) => el("tr", {}, ...cells.map((cell, place) => el(tag, { class: kinds[place] }, cell)));
+  const head = line(names, "th");
+  const table = el("table", about, el("thead", {}, head), el("tbody", {}, ...rows.map((cells) => line(cells, "td"))));
+  return el("div", { class: "scroll" }, table);
+}
+
+function facts(pairs) {
+  const lines = pairs.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
+  return el("dl", { class: "facts one" }, ...lines);
+}
+
+/** A command in a box, with a button that copies it. */
+function command(text, name) {
+  const button = el("button", { type: "button", "data-act": name }, "Copy");
+  button.addEventListener("click", () => copy(text, button));
+  return el("div", { class: "cmd" }, el("code", {}, text), button);
+}
+
 async function copy(text, button) {
-  const said = button.textContent;
   let done = true;
   try {
     await navigator.clipboard.writeText(text);
-  } catch {
+  } catch { // no permission, or a page from disk: the old way
     const area = el("textarea", { value: text });
     button.after(area);
     area.select();
@@ -95,5 +119,5 @@ async function copy(text, button) {
     area.remove();
   }
   button.textContent = done ? "Copied" : "Press Ctrl+C";
-  setTimeout(() => { button.textContent = said; }, 1500);
+  setTimeout(() => { button.textContent = "Copy"; }, 1500);
 }
