@@ -86,10 +86,10 @@ training; it has seen brick, gravel and hubble_deep_field.
 
 PANS: dict[str, tuple[str, tuple[tuple[Photograph, tuple[int, int]], ...]]] = {
     "photo-pan": (
-        "two videos, a camera moving over a face and a cup, 80×112",
+        "two videos, a camera moving over a face and a cup, 64×96",
         (
-            (Photograph("astronaut.png", 30, 130, 80, 112), (0, 1)),
-            (Photograph("coffee.png", 150, 200, 80, 112), (1, 1)),
+            (Photograph("astronaut.png", 30, 140, 64, 96), (0, 1)),
+            (Photograph("coffee.png", 150, 210, 64, 96), (1, 1)),
         ),
     ),
 }

@@ -10,7 +10,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fidelity.environment import make_deterministic
-from tests.faults.bench import HEALTHY_LATENTS, HEALTHY_PLANS, QUICK, Bench, Outcome, false_alarms
+from tests.faults.bench import (
+    HEALTHY_LATENTS,
+    HEALTHY_PLANS,
+    HEALTHY_VIDEOS,
+    QUICK,
+    QUICK_VIDEOS,
+    Bench,
+    Outcome,
+    false_alarms,
+)  # fmt: skip
 from tests.faults.catalogue import FAULTS, NOT_APPLICABLE
 from tests.faults.record import Fault, Variant
 
@@ -107,8 +116,10 @@ def _score(bench: Bench, chosen: argparse.Namespace, say: Callable[[str], None])
             for reason in outcome.result.reasons:
                 say(f"         {reason.name}: {reason.message}")
     whole = dict.fromkeys(HEALTHY_LATENTS, HEALTHY_PLANS)
-    matrix = (QUICK if chosen.quick else whole) if chosen.healthy or chosen.fault == "*" else {}
-    judged, alarms = false_alarms(bench, matrix, say)
+    judged, alarms = 0, []
+    if chosen.healthy or chosen.fault == "*":
+        pictures, videos = (QUICK, QUICK_VIDEOS) if chosen.quick else (whole, HEALTHY_VIDEOS)
+        judged, alarms = false_alarms(bench, pictures, videos, say)
 
     print(table(outcomes))
     print(scores(outcomes))

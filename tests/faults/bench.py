@@ -19,7 +19,9 @@ from fidelity.optimizations import inapplicable
 from fidelity.records import Case, CaseResult, DecodePlan, Geometry, Latents, LatentSource, Limit, Model, Tiling
 from tests.faults.record import Variant
 
-SUITE = Path(__file__).resolve().parents[2] / "suites" / "reference.toml"
+SUITES = Path(__file__).resolve().parents[2] / "suites"
+VIDEOS = {"reference-video": "photo-pan", "small-wan": "temporal-step"}
+"""Models of videos, and the latents of the video suite whose limits hold for them."""
 Crop = tuple[str, int, int, int, int]
 """File of skimage.data, top, left, height, width in pixels."""
 
@@ -60,6 +62,43 @@ def normal(name: str, seed: int, batch: int, height: int, width: int) -> LatentS
     return LatentSource(name, f"seed {seed}", shape, make)
 
 
+def pan(name: str, frames: int, *films: tuple[Crop, int, int]) -> LatentSource:
+    """Encoded videos of `frames` latent frames: crops that move by so many pixels down and right a frame."""
+
+    def shape(geometry: Geometry) -> tuple[int, ...]:
+        _, _, _, height, width = films[0][0]
+        return len(films), geometry.latent_channels, frames, height // geometry.spatial, width // geometry.spatial
+
+    def make(model: Model, module: torch.nn.Module) -> Latents:
+        from PIL import Image
+
+        found = []
+        for (file, top, left, height, width), down, right in films:
+            picture = np.asarray(Image.open(_folder() / file).convert("RGB"))
+            places = [(top + down * t, left + right * t) for t in range(model.geometry.sample_frames(frames))]
+            film = np.stack([picture[y : y + height, x : x + width] for y, x in places])
+            pixels = torch.from_numpy(film).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
+            with torch.no_grad():
+                found.append(model.family.encode(module, pixels))
+        made = torch.cat(found).contiguous()
+        return Latents(name, made, digest(made))
+
+    return LatentSource(name, f"{len(films)} films", shape, make)
+
+
+def film(name: str, seed: int, batch: int, frames: int, height: int, width: int) -> LatentSource:
+    """Seeded normal latents of videos, in decoder units."""
+
+    def shape(geometry: Geometry) -> tuple[int, ...]:
+        return batch, geometry.latent_channels, frames, height, width
+
+    def make(model: Model, module: torch.nn.Module) -> Latents:
+        made = torch.randn(shape(model.geometry), generator=torch.Generator().manual_seed(seed))
+        return Latents(name, made, digest(made))
+
+    return LatentSource(name, f"seed {seed}", shape, make)
+
+
 @cache
 def _folder() -> Path:
     import skimage
@@ -94,6 +133,13 @@ SOURCES = {
         photograph("two-cats", ("chelsea.png", 20, 60, 184, 272), ("chelsea.png", 100, 170, 184, 272)),
         photograph("mixed", ("motorcycle_left.png", 20, 20, 208, 256), ("coffee.png", 20, 20, 208, 256),
                    ("retina.jpg", 500, 500, 208, 256)),
+        pan("cat-pan", 6, (("chelsea.png", 60, 120, 56, 72), 0, 1), (("rocket.jpg", 100, 260, 56, 72), 1, 0)),
+        pan("cat-pan-5", 5, (("chelsea.png", 60, 120, 56, 72), 0, 1), (("rocket.jpg", 100, 260, 56, 72), 1, 0)),
+        film("film", 4, 2, 4, 8, 9),
+        # The healthy videos.
+        pan("ear-pan", 7, (("chelsea.png", 10, 210, 64, 72), 1, 1)),
+        pan("wheel-pan", 6, (("motorcycle_left.png", 150, 250, 56, 80), 0, 2)),
+        film("film-2", 5, 2, 5, 9, 7),
         normal("normal-1", 1, 1, 24, 32),
         normal("normal-2", 2, 2, 21, 28),
         normal("normal-3", 3, 1, 33, 24),
@@ -105,14 +151,51 @@ HEALTHY_PLANS = ("fp32", "bf16", "fp16", "fp32,slicing", "bf16,slicing", "fp16,u
                  "tile=16,overlap=0.5", "bf16,tile=16,overlap=0.25", "fp16,tile=16,overlap=0.25",
                  "slicing,tile=16,overlap=0.5", "fp32,model", "bf16,sequential", "fp32,group_block",
                  "fp32,group_leaf", "tile=16,overlap=0.25,disk")  # fmt: skip
+HEALTHY_VIDEOS = {
+    "ear-pan": (
+        "reference-video",
+        (
+            "fp32",
+            "bf16",
+            "temporal_tile=2,temporal_overlap=0.5",
+            "bf16,temporal_tile=4,temporal_overlap=0.25",
+            "fp32,sequential",
+        ),
+    ),
+    "wheel-pan": (
+        "reference-video",
+        (
+            "temporal_tile=2,temporal_overlap=0.5",
+            "temporal_tile=4,temporal_overlap=0.25",
+            "tile=6,overlap=0.5,temporal_tile=2,temporal_overlap=0.5",
+        ),
+    ),
+    "film-2": (
+        "small-wan",
+        (
+            "fp32",
+            "bf16",
+            "fp16",
+            "fp32,slicing",
+            "bf16,slicing,tile=6,overlap=0.5",
+            "fp32,group_leaf",
+            "bf16,group_block",
+            "fp32,disk",
+        ),
+    ),
+}
+QUICK_VIDEOS = {
+    "wheel-pan": ("reference-video", ("temporal_tile=2,temporal_overlap=0.5",)),
+    "film-2": ("small-wan", ("bf16,slicing,tile=6,overlap=0.5", "fp32,group_leaf")),
+}
 QUICK = {"launch": ("fp32", "tile=16,overlap=0.25"), "two-cats": ("bf16,slicing", "bf16,tile=16,overlap=0.5,disk"),
          "normal-2": ("fp16",)}  # fmt: skip
 
 
 @cache
-def _suite() -> suites.Suite:
+def _suite(name: str) -> suites.Suite:
     registry.load_plugins()
-    return suites.load(SUITE, registry)
+    return suites.load(SUITES / name, registry)
 
 
 def limits(plan: DecodePlan, latents: str, model: str = "reference-kl") -> dict[str, Limit]:
@@ -120,10 +203,13 @@ def limits(plan: DecodePlan, latents: str, model: str = "reference-kl") -> dict[
 
     Other tiles than 16 are held to those of 16: larger tiles see more context and are nearer to the full decode.
     """
-    like = "normal" if latents.startswith("normal") else "photo-pair"
+    if model in VIDEOS:
+        suite, like, tile = "video.toml", VIDEOS[model], 6
+    else:
+        suite, like, tile = "reference.toml", "normal" if latents.startswith("normal") else "photo-pair", 16
     if plan.tiling is not None:
-        plan = msgspec.structs.replace(plan, tiling=Tiling(16, plan.tiling.overlap))
-    cases = suites.with_plan(_suite(), msgspec.structs.replace(plan, slicing=False)).cases
+        plan = msgspec.structs.replace(plan, tiling=Tiling(tile, plan.tiling.overlap))
+    cases = suites.with_plan(_suite(suite), msgspec.structs.replace(plan, slicing=False)).cases
     return next(case.limits for case in cases if (case.model, case.latents) == (model, like))
 
 
@@ -155,7 +241,7 @@ class Bench:
     def __init__(self, folder: Path):
         registry.load_plugins()
         self.root = folder
-        self.models = {name: registry.MODELS.get(name) for name in ("reference-kl", "reference-kl-hot")}
+        self.models = {name: registry.MODELS.get(name) for name in ("reference-kl", "reference-kl-hot", *VIDEOS)}
         self.honest = self._evaluator()
         self._recorded: set[tuple[str, str]] = set()
 
@@ -187,24 +273,29 @@ class Bench:
         drifted = msgspec.structs.replace(result, verdict="error", diagnosis=("drift", *reference.diagnosis))
         return Outcome(variant, drifted, "reference")
 
-    def healthy(self, plan: str, latents: str) -> CaseResult | None:
+    def healthy(self, plan: str, latents: str, model: str = "reference-kl") -> CaseResult | None:
         """Judge an honest decode; None where the plan does not apply to these latents."""
-        case = self.case(plan, latents)
-        model = self.models[case.model]
-        if inapplicable(case.plan, model, SOURCES[latents].shape(model.geometry)):
+        case = self.case(plan, latents, model)
+        chosen = self.models[case.model]
+        if inapplicable(case.plan, chosen, SOURCES[latents].shape(chosen.geometry)):
             return None
         self.record(case.model, latents)
         return self.honest.case(case)
 
 
 def false_alarms(
-    bench: Bench, matrix: dict[str, tuple[str, ...]], say: Callable[[str], None] = lambda line: None
+    bench: Bench,
+    matrix: dict[str, tuple[str, ...]],
+    videos: dict[str, tuple[str, tuple[str, ...]]],
+    say: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, list[CaseResult]]:
     """The number of honest cells judged, and those that were not passed."""
     judged, alarms = 0, []
-    for latents, plans in matrix.items():
+    cells = [("reference-kl", latents, plans) for latents, plans in matrix.items()]
+    cells += [(model, latents, plans) for latents, (model, plans) in videos.items()]
+    for model, latents, plans in cells:
         for plan in plans:
-            result = bench.healthy(plan, latents)
+            result = bench.healthy(plan, latents, model)
             if result is None:
                 continue
             judged += 1

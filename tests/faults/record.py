@@ -13,6 +13,7 @@ Inject = Callable[..., AbstractContextManager[Any]]
 TILED = ("tile=16,overlap=0.25", "tile=16,overlap=0.5", "bf16,tile=16,overlap=0.25", "tile=20,overlap=0.25")
 """Plans under which a fault of the tiled path is looked for."""
 PLAIN = ("fp32", "fp32,slicing")
+SALT = "second"
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,11 @@ class Variant:
 
     @property
     def scoring_only(self) -> bool:
-        """Whether this variant is kept for scoring: a fifth of them, by a hash of the name."""
-        return int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % 5 == 0
+        """Whether this variant is kept for scoring: a fifth of them, by a hash of the name and a salt.
+
+        Whoever reads how one of them ended in order to mend something changes the salt, and another fifth is unseen.
+        """
+        return int(hashlib.sha256(f"{SALT} {self.name}".encode()).hexdigest(), 16) % 5 == 0
 
     def inject(self) -> AbstractContextManager[Any]:
         return self.fault.inject(**dict(self.amounts))
@@ -73,7 +77,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class NotApplicable:
-    """A fault of the list that no image autoencoder can have."""
+    """A fault of the list that cannot be injected here."""
 
     name: str
     number: str
