@@ -88,7 +88,8 @@ def ghost(course: Course, items: int = 1) -> Finding:
 
 
 def _least(error: Tensor, explained: Tensor, quantile: float) -> float:
-    return (quantile + 1.645) * float(error[explained >= 0].min())
+    """The share of any of them that would have been told: that of the one that is hardest to tell."""
+    return (quantile + 1.645) * float(error[explained >= 0].max())
 
 
 def _named(other: str, frame: int) -> str:

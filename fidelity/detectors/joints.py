@@ -212,7 +212,10 @@ def _worst(
 ) -> Finding:
     worst = max(looks, key=lambda look: (look.value, look.effect / look.critical))
     limits = {at: min(look.limit for look in looks if look.frame == at) for at in where.breaks}
-    limits |= {tone.frame: min(limits[tone.frame], tone.limit) for tone in tones}
+    if where.axis.band and tones:  # what a blend spreads makes no step
+        limits = {tone.frame: tone.limit for tone in tones}
+    else:
+        limits |= {tone.frame: min(limits[tone.frame], tone.limit) for tone in tones}
     details: dict[str, Any] = {
         "kind": worst.series.kind,
         "effect": worst.effect,
