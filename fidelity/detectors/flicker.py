@@ -37,6 +37,8 @@ class Rhythm:
     phase: int
     effect: float
     critical: float
+    score: float
+    """How far the energy of the jumps is above the usual, by what it varies with their number."""
 
 
 def flicker(course: Course, items: int = 1) -> Finding:
@@ -75,7 +77,7 @@ def _rhythm(squares: Tensor, variance: float, items: int) -> Rhythm | None:
     tries = [(period, phase) for period, phase in tries if phase + period < size]
     quantile = HEAVY * NormalDist().inv_cdf(1 - ALPHA / max(1, items * len(tries)))
     found = [_fold(squares, variance, quantile, period, phase) for period, phase in tries]
-    return max(found, key=lambda each: (each.value, each.effect / each.critical), default=None)
+    return max(found, key=lambda each: each.score, default=None)
 
 
 def _fold(squares: Tensor, variance: float, quantile: float, period: int, phase: int) -> Rhythm:
@@ -87,4 +89,6 @@ def _fold(squares: Tensor, variance: float, quantile: float, period: int, phase:
     spread = 2 / (9 * len(lines))
     critical = math.sqrt(max(variance, usual) * (1 - spread + quantile * math.sqrt(spread)) ** 3)
     effect = math.sqrt(float(lines.mean()))
-    return Rhythm(excess(effect, critical), period, phase, effect, critical)
+    # largest for the period itself: twice as many lines, half of them empty, score less, and so do half as many
+    score = (effect**2 - float(squares.median()) / 0.455) * math.sqrt(len(lines))
+    return Rhythm(excess(effect, critical), period, phase, effect, critical, score)

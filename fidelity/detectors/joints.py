@@ -75,7 +75,7 @@ def joints(frames: int, plan: DecodePlan, receipts: Receipts) -> Joints | str:
 
 def _period(axis: TileAxis, plan: DecodePlan) -> int:
     """Frames a latent frame, from the plan's chunk; from the joints' own divisor where the plan does not say."""
-    if plan.temporal is not None and axis.tile % plan.temporal.tile == 0:
+    if plan.temporal is not None and plan.temporal.tile > 0 and axis.tile % plan.temporal.tile == 0:
         return max(1, axis.tile // plan.temporal.tile)
     gaps = [later - start for start, later in zip(axis.edges, axis.edges[1:])]
     return min(max(1, math.gcd(axis.tile, *gaps)), 8)
