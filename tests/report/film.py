@@ -89,7 +89,14 @@ def case(golden: np.ndarray, plan: DecodePlan, folder: Path) -> CaseResult:
             "rmse": Measurement(
                 "rmse", worst, "grey levels", per_image=tuple(map(float, error.max(1))), where=where, **kept
             ),
-            "frame_rmse": Measurement("frame_rmse", worst, "grey levels", where=where, **kept),
+            "frame_rmse": Measurement(
+                "frame_rmse",
+                worst,
+                "grey levels",
+                where=where,
+                details={"profile": error.tolist()},
+                exact=not error.any(),
+            ),
             "max_abs": Measurement("max_abs", float(np.abs(found - golden).max()), "grey levels", where=spot),
         },
         memory=MemoryTrace(allocated_peak_bytes=(60 if plan.temporal else 200) * MIB, method="events"),

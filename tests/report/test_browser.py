@@ -437,7 +437,9 @@ def test_a_video_is_scrubbed_stepped_and_clicked_frame_by_frame(visit, video):
     values = page.evaluate(LINE.format(".film-profile"))
     error = np.sqrt(((candidate - golden)[1] ** 2).mean((1, 2, 3)))
     assert values == pytest.approx(error.tolist())
-    assert "chunk starts (5, 9, 13)" in page.inner_text(".film .label")
+    assert "chunk starts (5, 9, 13)" in page.inner_text(".film .about")
+    page.select_option(".film select", "rmse")
+    assert page.evaluate(LINE.format(".film-profile")) == values
     spot = page.evaluate("""() => {
         const chart = Chart.getChart(document.querySelector('.film-profile canvas'));
         const box = chart.canvas.getBoundingClientRect();

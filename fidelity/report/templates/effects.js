@@ -59,7 +59,8 @@ function axisWords(name, value) {
 function effectPart(heading, counted, rows, measurement) {
   const canvas = el("canvas", { role: "img", "aria-label": `${heading}; the table below it holds the same figures` });
   const holder = el("div", { class: "effectchart" }, canvas);
-  holder.style.height = `${44 + 26 * rows.length}px`;
+  const lines = rows.some(([label]) => Array.isArray(inTwo(label))) ? 36 : 26;
+  holder.style.height = `${44 + lines * rows.length}px`;
   const part = el("div", {}, el("h3", {}, heading), holder,
     el("details", {}, el("summary", {}, "The same as a table"), effectTable("", counted, rows)));
   return [part, () => effectPlot.charts.push(effectChart(canvas, rows, measurement))];

@@ -84,10 +84,12 @@ function memory(detail, row) {
 /** Bytes alive over the decode; drawn when it stands in the page. */
 function timeline(alive) {
   const canvas = el("canvas", { role: "img", "aria-label": "Memory over the decode" });
+  const most = Math.max(...alive);
   requestAnimationFrame(() => {
     if (!canvas.isConnected) return;
     drawn.push(lineChart(canvas, alive.map((y, x) => ({ x, y })), { stepped: true, zero: true,
-      level: (value) => bytes(value).replace(/\.0+(?=\u00a0)/, ""), edges: [alive.indexOf(Math.max(...alive))] }));
+      step: 2 ** Math.ceil(Math.log2(most / 5)), edges: [alive.indexOf(most)],
+      level: (value) => bytes(value).replace(/\.0+(?=\u00a0)/, "") }));
     canvas.dataset.drawn = "";
   });
   return [el("p", { class: "label" }, "Bytes alive, in the order of the allocator's events; a dashed line at the peak"),
@@ -106,14 +108,19 @@ function stages(found) {
   return list;
 }
 
+/** Lists as 3, 3, 2, lists of shapes as 2×4×16×16, 2×4×12×16; anything else as JSON has it. */
+function seenWords(value) {
+  if (!Array.isArray(value)) return typeof value === "object" ? JSON.stringify(value) : String(value);
+  return value.map((each) => (Array.isArray(each) ? each.map(seenWords).join("×") : seenWords(each))).join(", ");
+}
+
 const QUIET = ["requested", "engaged", "reason", "grid"];
 
 function receipts(detail) {
   const pairs = Object.entries(detail.receipts).map(([option, seen]) => {
     const engaged = { true: "ran", false: "did not run", null: "cannot be proved" }[String(seen.engaged)] ?? "";
     const said = ([key, value]) => !QUIET.includes(key) && value !== null && String(value) !== "";
-    const told = Object.entries(seen).filter(said)
-      .map(([key, value]) => `${key} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+    const told = Object.entries(seen).filter(said).map(([key, value]) => `${key} ${seenWords(value)}`);
     const ran = seen.requested === false ? "not requested" : engaged;
     return [option, [ran, seen.reason, ...told].filter(Boolean).join("; ")];
   });

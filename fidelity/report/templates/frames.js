@@ -1,16 +1,16 @@
 // A video's frames: a scrubber, playing, and the error frame by frame with the starts of its chunks.
 const FRAME_SECONDS = 0.125;
 
-/** Values of each frame of one item, from the first measurement that kept them; null where none did. */
-function perFrame(detail, image, frames) {
-  const names = ["frame_rmse", "rmse", ...Object.keys(detail.measurements)];
-  for (const name of names) {
-    const kept = detail.measurements[name]?.details?.per_frame;
-    if (Array.isArray(kept) && kept.length >= (image + 1) * frames) {
-      return { name, unit: detail.measurements[name].unit, values: kept.slice(image * frames, (image + 1) * frames) };
-    }
-  }
-  return null;
+/** Each measurement that kept a value for every frame of one item, those of frames first. */
+function framewise(detail, image, frames) {
+  const found = Object.entries(detail.measurements).map(([name, m]) => {
+    const { profile, per_frame: flat } = m.details ?? {};
+    const values = Array.isArray(profile) ? profile[image] : flat?.slice(image * frames, (image + 1) * frames);
+    return { name, unit: m.unit, values };
+  });
+  const rank = ({ name }) => (name === "frame_rmse" ? 0 : name.startsWith("frame_") ? 1 : name === "rmse" ? 2 : 3);
+  const whole = ({ values }) => Array.isArray(values) && values.length === frames && values.some(Number.isFinite);
+  return found.filter(whole).sort((a, b) => rank(a) - rank(b));
 }
 
 class Film {
@@ -25,13 +25,13 @@ class Film {
     this.input = el("input", { type: "range", min: 0, max: last, step: 1, "data-slider": "frame", "aria-label": "Frame",
       on: { input: move } });
     this.canvas = el("canvas", { role: "img", "aria-label": "Error of each frame" });
-    this.caption = el("p", { class: "label" });
+    this.about = el("div", { class: "about" });
     const step = (by, label, name) => el("button", { type: "button", "aria-label": name, title: name,
       on: { click: () => { this.stop(); this.step(by); } } }, label);
     this.holder = el("div", { class: "profile film-profile" }, this.canvas);
     const scrub = el("div", { class: "scrub" }, this.button, step(-1, "‹", "Previous frame (←)"), this.input,
       step(1, "›", "Next frame (→)"), this.said);
-    this.root = el("div", { class: "film" }, scrub, this.caption, this.holder);
+    this.root = el("div", { class: "film" }, scrub, this.about, this.holder);
   }
 
   go(frame) {
@@ -73,16 +73,22 @@ class Film {
     this.drawn = viewer.image;
     this.chart?.destroy();
     this.chart = null;
-    const found = perFrame(viewer.detail, viewer.image, viewer.frames);
-    this.holder.hidden = found === null || typeof Chart === "undefined";
-    const chunks = this.chunks.length ? `; a dashed line where a chunk starts (${this.chunks.join(", ")})` : "";
-    this.caption.textContent = found
-      ? `${title(found.name)} of each frame, ${found.unit}${chunks}`
-      : "No error was measured frame by frame.";
+    const found = framewise(viewer.detail, viewer.image, viewer.frames);
+    const chosen = found.find(({ name }) => name === this.name) ?? found[0];
+    this.holder.hidden = !chosen || typeof Chart === "undefined";
+    this.about.replaceChildren(...(chosen ? this.told(found, chosen) : ["No error was measured frame by frame."]));
     if (this.holder.hidden) return;
-    this.chart = lineChart(this.canvas, found.values.map((y, x) => ({ x, y })), {
+    this.chart = lineChart(this.canvas, chosen.values.map((y, x) => ({ x, y })), {
       edges: this.chunks, at: () => this.viewer.frame, points: true, zero: true,
       pick: (x) => { this.stop(); this.go(Math.round(x)); } });
+  }
+
+  /** Which measurement is drawn, to choose from, and what the dashed lines are. */
+  told(found, { name, unit: inUnit }) {
+    const set = (value) => { this.name = value; this.draw(); };
+    const select = choice("Frame by frame", found.map((each) => [each.name, title(each.name)]), name, set);
+    const dashed = this.chunks.length ? `; a dashed line where a chunk starts (${this.chunks.join(", ")})` : "";
+    return [select, el("span", { class: "label" }, `${inUnit && inUnit !== "1" ? inUnit : "no unit"}${dashed}`)];
   }
 
   close() { this.chart?.destroy(); }

@@ -53,10 +53,11 @@ function means(candidate, golden) {
 
 /**
  * A line with dashed marks at `edges`. `at` gives the x of a solid mark, `pick` is told the x that is clicked, `level`
- * says a value of the y axis in words.
+ * says a value of the y axis in words, `step` is between two of them.
  */
 function lineChart(canvas, data, options = {}) {
-  const { edges = [], at = null, pick = null, points = false, zero = false, stepped = false, level = null } = options;
+  const { edges = [], points = false, zero = false, stepped = false } = options;
+  const { at = null, pick = null, level = null, step } = options;
   const marks = { id: "marks", afterDraw(chart) {
     const { ctx, chartArea: area, scales } = chart;
     const line = (value, tint, dash) => {
@@ -79,6 +80,7 @@ function lineChart(canvas, data, options = {}) {
       plugins: { legend: { display: false }, tooltip: { enabled: false } },
       scales: {
         x: { type: "linear", min: 0, max: data.length - 1, grid: { display: false }, ticks: { ...ink, precision: 0 } },
-        y: { beginAtZero: zero, grid: { color: colour("line") }, ticks: level ? { ...ink, callback: level } : ink },
+        y: { beginAtZero: zero, grid: { color: colour("line") },
+          ticks: { ...ink, stepSize: step, ...(level ? { callback: level } : {}) } },
       } } });
 }
