@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 from importlib import resources
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,9 @@ def _lean(node: Any) -> Any:
 
 def _pictures(case: CaseResult, album: Album) -> dict[str, list[dict[str, str]]]:
     """References to its pictures, the difference only where it cannot be computed from the other two."""
-    found = {name: [album.add(path) for path in paths] for name, paths in case.images.items() if name != "difference"}
+    found = {"golden": [album.add(path) for path in case.images.get("golden", ())]}
+    bases = chain(found["golden"], repeat(None))
+    found["candidate"] = [album.add(path, base) for path, base in zip(case.images.get("candidate", ()), bases)]
     whole = all(found.get(name) and all("digest" in ref for ref in found[name]) for name in ("golden", "candidate"))
     if not whole and "difference" in case.images:
         found["difference"] = [album.add(path) for path in case.images["difference"]]

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageChops
 
 from fidelity.errors import OutputError, RequestError
 from fidelity.records import (
@@ -513,19 +513,52 @@ def test_policy_names_the_very_scripts_that_are_there(page):
     assert "default-src 'none'" in policy
 
 
-def pixels(source) -> bytes:
+def pixels(source) -> Image.Image:
     with Image.open(source) as picture:
-        return repr(picture.size).encode() + picture.convert("RGB").tobytes()
+        return picture.convert("RGB")
+
+
+def shown(page: str) -> dict[str, Image.Image]:
+    """Every embedded picture by digest, put together as the page does it: difference + base, modulo 256."""
+    scripts = Structure.of(page).scripts
+    read = {
+        about["id"].removeprefix("png-"): pixels(io.BytesIO(base64.b64decode(text)))
+        for about, text in scripts
+        if about.get("type") == "text/plain"
+    }
+    details = [plain_json.loads(text) for about, text in scripts if (about.get("id") or "").startswith("case-")]
+    refs = {ref["digest"]: ref for each in details for refs in each["images"].values() for ref in refs}
+    assert set(refs) == set(read)
+    return {
+        digest: ImageChops.add_modulo(read[digest], read[ref["base"]]) if "base" in ref else read[digest]
+        for digest, ref in refs.items()
+    }
 
 
 def test_pictures_are_embedded_once_and_bit_for_bit(page, run, folder):
-    embedded = {about["id"]: text for about, text in Structure.of(page).scripts if about.get("type") == "text/plain"}
     used = {path for case in run.cases for paths in case.images.values() for path in paths}
-    shown = [pixels(io.BytesIO(base64.b64decode(text))) for text in embedded.values()]
-    assert sorted(shown) == sorted(pixels(folder / path) for path in used)
+    found = [picture.tobytes() for picture in shown(page).values()]
+    assert sorted(found) == sorted(pixels(folder / path).tobytes() for path in used)
+    assert page.count('"base":') > 0, "candidates are stored as differences"
     assert len(used) < sum(len(paths) for case in run.cases for paths in case.images.values()) / 4, (
         "many share a picture"
     )
+
+
+def test_a_difference_wraps_around_and_needs_a_base_of_its_size_that_is_whole(tmp_path):
+    greys = {"golden": 250, "candidate": 3, "other": 7}
+    for name, grey in greys.items():
+        Image.new("RGB", (8, 8), (grey,) * 3).save(tmp_path / f"{name}.png")
+    Image.new("RGB", (4, 4)).save(tmp_path / "small.png")
+    album = album_.Album(tmp_path, 10**6)
+    golden = album.add("golden.png")
+    candidate = album.add("candidate.png", golden)
+    assert candidate["base"] == golden["digest"]
+    gap = pixels(io.BytesIO(base64.b64decode(album.embedded[candidate["digest"]])))
+    assert gap.getpixel((0, 0)) == (9, 9, 9), "3 − 250 modulo 256"
+    assert "base" not in album.add("other.png", candidate), "a difference is no base"
+    assert "base" not in album.add("small.png", golden)
+    assert album.add("golden.png", candidate) == golden
 
 
 def test_details_round_trip_through_the_page(page, run):

@@ -6,25 +6,42 @@ const MOST_PIXELS = 24e6; // decoded pixels that are kept, about 100 MB
 function picture(ref) {
   if (!ref) return Promise.reject(new Error("no picture was stored"));
   if (ref.missing) return Promise.reject(new Error(ref.missing));
-  const known = decoded.get(ref.digest) ?? unpack(ref.digest);
+  const known = decoded.get(ref.digest) ?? unpack(ref);
   decoded.delete(ref.digest);
   decoded.set(ref.digest, known); // last used, last to go
   return known.then((canvas) => { makeRoom(); return canvas; });
 }
 
-function unpack(digest) {
-  const waiting = new Promise((resolve, reject) => {
+async function unpackWhole(ref) {
+  if (!ref.base) return read(ref.digest);
+  const [difference, base] = await Promise.all([read(ref.digest), picture({ digest: ref.base })]);
+  const pen = difference.getContext("2d", { willReadFrequently: true });
+  const [out, under] = [pixels(difference), pixels(base)];
+  for (let at = 0; at < out.data.length; at += 1) {
+    if (at % 4 !== 3) out.data[at] = (out.data[at] + under.data[at]) & 255; // modulo 256, as it was taken
+  }
+  pen.putImageData(out, 0, 0);
+  return difference;
+}
+
+function unpack(ref) {
+  const waiting = unpackWhole(ref);
+  waiting.then((canvas) => { waiting.pixels = canvas.width * canvas.height; }, () => {});
+  return waiting;
+}
+
+/** What is embedded under a digest: a picture, or its difference from its base. */
+function read(digest) {
+  return new Promise((resolve, reject) => {
     const image = new Image();
     image.onload = () => {
       const canvas = el("canvas", { width: image.naturalWidth, height: image.naturalHeight });
       canvas.getContext("2d", { willReadFrequently: true }).drawImage(image, 0, 0);
-      waiting.pixels = canvas.width * canvas.height;
       resolve(canvas);
     };
     image.onerror = () => reject(new Error("the embedded picture is damaged"));
     image.src = `data:image/webp;base64,${$(`png-${digest}`).textContent}`;
   });
-  return waiting;
 }
 
 function makeRoom() {
