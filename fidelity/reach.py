@@ -52,7 +52,7 @@ def probe(runner: Runner, latents: Tensor) -> Reach:
     full = _decode(runner, z)
     pixel = _moved_pixel(runner, z, full)
     larger = min(CROP, 2 * min(z.shape[-2:]) // 3) // 4 * 4
-    near, cut = (_crops(runner, z, full, side) for side in (larger, larger // 2))
+    near, cut = _crops(runner, z, full, larger, 2), _crops(runner, z, full, larger // 2, 3)
     inmost = near[-max(1, len(near) // 4) :].mean().item()
     edge = (near - inmost).clamp_min(0)
     # far from its cut the smaller crop has more of its own statistics; what is left of lost context there is known
@@ -128,10 +128,11 @@ def _frames(frames: int, latent_frames: int) -> list[int] | None:
     return None
 
 
-def _crops(runner: Runner, z: Tensor, full: Tensor, side: int) -> Tensor:
-    """Mean squared error of crops of this side, cut on all sides, by distance from the cut: (side / 2,) float64."""
+def _crops(runner: Runner, z: Tensor, full: Tensor, side: int, count: int) -> Tensor:
+    """Mean squared error of count × count crops, cut on all sides, by distance from the cut: (side / 2,) float64."""
     f = runner.model.geometry.spatial
-    places = [(top, left) for top in _places(z.shape[-2], side) for left in _places(z.shape[-1], side)]
+    rows, cols = (_places(size - side, count) for size in z.shape[-2:])
+    places = [(top, left) for top in rows for left in cols]
     inward = torch.arange(side * f) // f
     inward = torch.minimum(inward, inward.flip(0))
     distance = torch.minimum(inward[:, None], inward[None, :]).flatten()
@@ -143,10 +144,9 @@ def _crops(runner: Runner, z: Tensor, full: Tensor, side: int) -> Tensor:
     return total / torch.bincount(distance) / len(places)
 
 
-def _places(size: int, side: int) -> list[int]:
-    """Up to three places along an axis, none of them at the border, where nothing would be cut."""
-    room = size - side
-    return sorted({max(1, room // 4), room // 2, min(room - 1, room * 3 // 4)})
+def _places(room: int, count: int) -> list[int]:
+    """`count` places along an axis with room to move, none of them at the border, where nothing would be cut."""
+    return sorted({min(max(1, room * (2 * number + 1) // (2 * count)), room - 1) for number in range(count)})
 
 
 # ---------------------------------------------------------------- what follows
@@ -187,21 +187,23 @@ def tone(reach: Reach, area: float) -> float:
 def predict(reach: Reach, grid: TileGrid, spatial: int) -> float:
     """RMSE in grey levels of a decode in these tiles, over the whole picture; `spatial` is the compression f.
 
-    Errors of the tiles that are blended at a pixel are taken to be independent, so that their squares add with the
-    squares of the blend's weights.
+    Lost context of the tiles that are blended at a pixel is taken to be independent, so that its squares add with the
+    squares of the blend's weights. Their tone agrees as far as the tiles show the same: by the share that they overlap.
     """
     rows, cols = (list(_tiles(axis, spatial)) for axis in (grid.rows, grid.cols))
     if len(rows) == len(cols) == 1:
         return 0.0
     lost = torch.tensor([*reach.edge, 0.0], dtype=torch.float64).square()
-    total = torch.zeros(grid.rows.size, grid.cols.size, dtype=torch.float64)
+    shared = max(axis.band / axis.tile for axis in (grid.rows, grid.cols))
+    total, agreeing = torch.zeros(2, grid.rows.size, grid.cols.size, dtype=torch.float64)
     for top, high, weight_y, cut_y in rows:
         for left, wide, weight_x, cut_x in cols:
             distance = torch.minimum(cut_y[:, None], cut_x[None, :]).clamp_max(len(reach.edge))
-            square = lost[distance] + tone(reach, high * wide / spatial**2) ** 2
-            place = total[top : top + len(weight_y), left : left + len(weight_x)]
-            place += (weight_y[:, None] * weight_x[None, :]).square() * square
-    return float(total.mean().sqrt())
+            own, weight = tone(reach, high * wide / spatial**2), weight_y[:, None] * weight_x[None, :]
+            place = slice(top, top + len(weight_y)), slice(left, left + len(weight_x))
+            total[place] += weight.square() * (lost[distance] + (1 - shared) * own**2)
+            agreeing[place] += weight * own
+    return float((total + shared * agreeing.square()).mean().sqrt())
 
 
 def _tiles(axis: TileAxis, spatial: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:

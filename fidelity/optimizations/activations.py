@@ -117,8 +117,8 @@ class _Watcher:
         def leave(called: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             given = _floating((args, kwargs))
             gave = [t for t in _floating(output) if t is not self.last and not any(t is each for each in given)]
-            if not gave:
-                return  # it passes on what another module gave
+            if not gave or self._spent():
+                return  # it passes on what another module gave, or nothing of this call is finite any more
             self.last = gave[-1]
             peak = max(map(_peak, gave))
             self.found.kinds[name] = type(called).__name__
@@ -128,12 +128,14 @@ class _Watcher:
 
         return leave
 
+    def _spent(self) -> bool:
+        call = self.found.calls - 1
+        return self.inside and self.size > 0 and all((call, item) in self.marked for item in range(self.size))
+
     def _overflowed(self, name: str, called: nn.Module, given: list[Tensor], gave: list[Tensor]) -> None:
         """Keep the items whose first value that is not finite this is."""
         call = self.found.calls - 1 if self.inside else self.found.calls
         size = self.size if self.inside else gave[0].shape[0]
-        if all((call, item) in self.marked for item in range(size)):
-            return  # nothing of this call is finite any more
         bad = {item for tensor in gave for item in _bad_items(tensor, size)}
         fresh = sorted(item for item in bad if (call, item) not in self.marked)
         if not fresh:
