@@ -86,7 +86,7 @@ function trendChart(canvas, shown, classes, changes) {
 
 function trendTable(shown, changes) {
   const table = $("trend-table");
-  const heads = [["run"], ["commit"], ["environment"], ["versions that changed"], [trendTitle(shown.name), "n"], ["change", "n"]];
+  const heads = [["run"], [trendTitle(shown.name), "n"], ["change", "n"], ["commit"], ["environment"], ["versions that changed"]];
   table.tHead.replaceChildren(el("tr", {}, ...heads.map(([text, kind]) => el("th", kind ? { class: kind } : {}, text))));
   const { runs } = page.trend;
   let before = null;
@@ -95,8 +95,8 @@ function trendTable(shown, changes) {
     const gap = value === null || before === null ? null : value - before;
     before = value ?? before;
     const moved = gap === null ? "–" : gap === 0 ? "0" : `${gap < 0 ? "−" : "+"}${trendFigure(shown.name, Math.abs(gap))}`;
-    return el("tr", {}, el("td", { class: "nowrap" }, trendWhen(run)), el("td", { class: "id" }, trendCommit(run)), el("td", {}, run.environment),
-      el("td", {}, changes[at].join(", ") || "–"), el("td", { class: "n" }, trendFigure(shown.name, value)), el("td", { class: "n" }, moved));
+    return el("tr", {}, el("td", { class: "nowrap" }, trendWhen(run)), el("td", { class: "n" }, trendFigure(shown.name, value)), el("td", { class: "n" }, moved),
+      el("td", { class: "id" }, trendCommit(run)), el("td", {}, run.environment), el("td", {}, changes[at].join(", ") || "–"));
   });
   table.tBodies[0].replaceChildren(...rows.reverse());
 }
