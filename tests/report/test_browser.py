@@ -57,7 +57,7 @@ def visit(browser):
     """Opens pages; anything on the console, any error, any request beyond the page itself fails the test."""
     contexts, complaints = [], []
 
-    def open_page(address: str, *, width: int = 1280, height: int = 900, **options):
+    def open_page(address: str, *, width: int = 1440, height: int = 900, **options):
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         contexts.append(context)
         page = context.new_page()
@@ -80,6 +80,7 @@ def visit(browser):
 
 def shoot(page, name: str, *, full: bool = False) -> None:
     if folder := os.environ.get("FIDELITY_SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=full)
 
 
@@ -170,9 +171,9 @@ def test_pictures_difference_and_amplification(visit, report, tmp_path):
 def test_blink_and_onion_skin_show_both(visit, report):
     page = visit(report)
     open_case(page, SEAMED)
-    shoot(page, "case-desktop-light")
     both = canvas(page, 0, (48, 42)), canvas(page, 1, (48, 42))
     page.keyboard.press("b")
+    shoot(page, "blink-1440-light")
     seen = set()
     until = time.monotonic() + 3
     while len(seen) < 2 and time.monotonic() < until:
@@ -212,7 +213,7 @@ def test_jump_to_the_worst_seam_and_the_grid(visit, report):
     stage, ring = (page.locator(name).first.bounding_box() for name in (".stage", "circle.ring"))
     assert ring["x"] + ring["width"] / 2 == pytest.approx(stage["x"] + stage["width"] / 2, abs=8)
     assert ring["y"] + ring["height"] / 2 == pytest.approx(stage["y"] + stage["height"] / 2, abs=8)
-    shoot(page, "seam-desktop-light")
+    shoot(page, "seam-1440-light")
 
 
 def test_zoom_and_drag_move_all_panes_in_step(visit, report):
@@ -420,7 +421,6 @@ def at_frame(page, frame: int) -> None:
 def test_a_video_is_scrubbed_stepped_and_clicked_frame_by_frame(visit, video):
     page = visit(f"{video}#case={CHUNKED}")
     at_frame(page, film.JUMP)  # it opens where the error is worst
-    shoot(page, "video-desktop-light")
     golden, candidate = film.clip(), film.decoded(film.clip(), film.CHUNKED)
     page.click('[aria-label="Image 1"]')
     for frame in (16, 0, 12):
@@ -502,8 +502,8 @@ def test_hostile_text_runs_nothing(visit, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_sticks_out_and_text_has_contrast(visit, report, width, scheme):
+@pytest.mark.parametrize("width", [390, 1440])
+def test_nothing_sticks_out_and_text_has_contrast(visit, report, video, width, scheme):
     page = visit(report, width=width, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert page.evaluate("document.documentElement.classList.contains('dark')") == (scheme == "dark")
@@ -515,6 +515,12 @@ def test_nothing_sticks_out_and_text_has_contrast(visit, report, width, scheme):
         "document.getElementById('detail').scrollWidth <= document.getElementById('detail').clientWidth"
     )
     shoot(page, f"case-{width}-{scheme}")
+    page = visit(f"{video}#case={CHUNKED}", width=width, color_scheme=scheme)
+    at_frame(page, film.JUMP)
+    assert page.evaluate(
+        "document.getElementById('detail').scrollWidth <= document.getElementById('detail').clientWidth"
+    )
+    shoot(page, f"video-{width}-{scheme}")
 
 
 CONTRAST = """() => {
