@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from fidelity.lazy import torch
+from fidelity.memory import layouts
 
 Sizes = dict[str, int]
 _ROW = 4096
@@ -49,21 +50,22 @@ def _nhwc(source: Any, weight: Any, groups: int) -> tuple[tuple[Sizes, ...], tup
     beside = {"blocked weights": _weights(weight, groups), "row buffers": _ROW * (1 + torch.get_num_threads())}
     if math.prod(weight.shape[2:]) > 1 and weight.is_contiguous():
         beside["NHWC weights"] = _size(weight)
-    if not _is_nhwc(source):
+    if not _reads_nhwc(source):
         beside["NHWC input"] = _size(source)
     return (), (beside,)
 
 
 def _blocked(source: Any, weight: Any, out: Any, groups: int) -> tuple[tuple[Sizes, ...], tuple[Sizes, ...]]:
-    block = vector()
+    block, pointwise = vector(), math.prod(weight.shape[2:]) == 1
     result = _size(out) // out.shape[1] * _up(out.shape[1], block)
     working = {"blocked weights": _weights(weight, groups), "blocked output": result}
-    if source.shape[1] >= block:  # of fewer channels (latents, pictures) the plain layout is read
+    if pointwise or source.shape[1] >= block:  # else (latents, pictures) the plain layout is read
         working["blocked input"] = _size(source) // source.shape[1] * _up(source.shape[1], block)
     if not source.is_contiguous():
         working["contiguous input"] = _size(source)
-    if math.prod(weight.shape[2:]) == 1 and out.element_size() == 2 and groups == 1:
-        working["fp32 sums"] = out.numel() * 4  # a product over channels alone is summed in fp32, then rounded
+    if pointwise and out.element_size() == 2 and groups == 1:  # summed in fp32 and rounded, image by image, per thread
+        image = _up(out.shape[1], block) * math.prod(out.shape[2:])
+        working["fp32 sums"] = 4 * image * torch.get_num_threads()
     return (working,), ({"blocked output": result},)
 
 
@@ -76,7 +78,7 @@ def _columns(
         beside["columns of im2col"] = out.shape[0] * window * math.prod(out.shape[2:]) * out.element_size()
     if nhwc and out.ndim == 4:
         beside["NHWC weights"] = _size(weight)
-    if not source.is_contiguous() and not (out.ndim == 4 and _is_nhwc(source)):
+    if not source.is_contiguous() and not (out.ndim == 4 and _reads_nhwc(source)):
         beside["contiguous input"] = _size(source)
     return (), (beside,)
 
@@ -107,6 +109,5 @@ def _size(tensor: Any) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _is_nhwc(tensor: Any) -> bool:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return tensor.ndim in formats and tensor.is_contiguous(memory_format=formats[tensor.ndim])
+def _reads_nhwc(tensor: Any) -> bool:
+    return tensor.ndim in layouts.NHWC and tensor.is_contiguous(memory_format=layouts.nhwc(tensor.ndim))

@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fidelity.lazy import torch
-from fidelity.memory import attention, repeat, schedule, workspace
+from fidelity.memory import attention, layouts, repeat, schedule, workspace
 from fidelity.memory.ledger import Holding, Ledger
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _follower() -> type[Any]:
                 return func(*args, **kwargs)
             for tensor in _tensors(args):  # what the decode was given, and what other modes made
                 self.known.setdefault(_key(tensor))
-            out = _as_made(func, args, func(*args, **kwargs))
+            out = layouts.as_made(func, args, func(*args, **kwargs))
             made = [tensor for tensor in _tensors((out,)) if self._is_new(tensor)]
             if not made:
                 return out
@@ -164,15 +164,6 @@ def _follower() -> type[Any]:
             return self.known.get(_key(tensor))
 
     return Follower
-
-
-def _as_made(func: Any, args: Any, out: Any) -> Any:
-    """The operator's result with the strides that the kernel gives it, where the shape-only version gives others."""
-    if func.overloadpacket.__name__ == "native_group_norm" and args[0].device.type == "cpu":
-        nhwc = {4: torch.channels_last, 5: torch.channels_last_3d}.get(args[0].ndim)
-        if nhwc is not None and not args[0].is_contiguous() and args[0].is_contiguous(memory_format=nhwc):
-            return (torch.empty_like(out[0], memory_format=nhwc), *out[1:])
-    return out
 
 
 def _key(tensor: Any) -> int:
