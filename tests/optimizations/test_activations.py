@@ -148,6 +148,14 @@ def test_peaks_are_what_the_modules_gave(module):
     assert "up_blocks.0.upsamplers.0" not in found.peaks
 
 
+@pytest.mark.parametrize(
+    ("values", "peak"), [([-5, 2], 5.0), ([-math.inf, 1], math.inf), ([math.nan, 1], math.inf), ([0, 0], 0.0)]
+)
+@pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=str)
+def test_a_peak_is_of_either_sign_and_never_hides_what_is_not_finite(values, peak, dtype):
+    assert activations._peak(torch.tensor(values, dtype=dtype)) == peak
+
+
 def test_headroom_lists_the_tightest_first_and_what_is_not_finite_before_all():
     found = activations.Activations(1, peaks={"a": 65504.0, "b": math.inf, "c": 131008.0, "d": 0.0, "e": 1.0})
     found.kinds = dict.fromkeys(found.peaks, "Conv2d")
