@@ -77,6 +77,7 @@ function start() {
   window.addEventListener("hashchange", route);
   window.addEventListener("popstate", route);
   document.addEventListener("keydown", keys);
+  watchRows();
   drawDecision();
   drawFilters();
   drawTable();

@@ -82,11 +82,18 @@ function drawFilters() {
 function drawTable() {
   const rows = visible();
   $("table").tHead.replaceChildren(el("tr", {}, ...COLUMNS.map(headOf)));
-  const shown = state.all ? rows : rows.slice(0, ROWS);
-  $("table").tBodies[0].replaceChildren(...shown.map(rowOf));
+  $("table").tBodies[0].replaceChildren();
+  addRows(rows, 0);
   $("shown").textContent = countOf(rows);
-  $("all-rows").hidden = shown.length === rows.length;
+  $("all-rows").hidden = state.all || rows.length <= ROWS;
   $("all-rows").textContent = `Show all ${rows.length}`;
+}
+
+/** The next rows; where all are asked for, the rest follow frame by frame, so that nothing waits for a thousand. */
+function addRows(rows, from) {
+  $("table").tBodies[0].append(...rows.slice(from, from + ROWS).map(rowOf));
+  const next = from + ROWS;
+  if (state.all && next < rows.length) requestAnimationFrame(() => { if (rows === found) addRows(rows, next); });
 }
 
 function countOf(rows) {
@@ -117,12 +124,20 @@ function sortBy(key) {
 }
 
 function rowOf(row) {
-  const line = el("tr", { class: `k-${row.kind}`, on: {
-    click: (event) => { if (!event.target.closest("a")) openCase(row.id); },
-    mouseenter: () => showPoint(row.id), mouseleave: () => showPoint(null),
-  } }, ...COLUMNS.map((column) => cellOf(row, column)));
+  const line = el("tr", { class: `k-${row.kind}` }, ...COLUMNS.map((column) => cellOf(row, column)));
   line.dataset.id = row.id;
   return line;
+}
+
+/** One listener for all rows: a click opens the case, the pointer marks its point in the chart. */
+function watchRows() {
+  const rows = $("table").tBodies[0];
+  const idOf = (event) => event.target.closest("tr")?.dataset.id ?? null;
+  let over = null;
+  const point = (id) => { if (id !== over) { over = id; showPoint(id); } };
+  rows.addEventListener("click", (event) => { if (!event.target.closest("a")) openCase(idOf(event)); });
+  rows.addEventListener("pointerover", (event) => point(idOf(event)));
+  rows.addEventListener("pointerleave", () => point(null));
 }
 
 function cellOf(row, { key, wide }) {
