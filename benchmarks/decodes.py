@@ -23,7 +23,7 @@ PHOTOGRAPHS = ("astronaut", "coffee", "chelsea", "rocket", "camera", "retina", "
 NOISES = ("bf16", "fp16")
 SIZES = ((256, 256), (192, 256), (256, 320))
 CONTENTS = ("flat", "textured", "dark")
-FRAMES, FILM = 17, 64
+FRAMES, FILM = 17, 48
 """Frames of a film and pixels along their sides: small frames have the noisier means."""
 
 

@@ -27,6 +27,9 @@ FLOOR = 0.01
 """Grey levels RMS of a ghost under which nothing is of interest."""
 HEAVY = 1.25
 """Real errors have heavier tails than normal ones, as in the blind detector."""
+EXPLAINS = 0.25
+"""Share of the squared error, beside contrast and detail, that a ghost must explain. Measured: honest chunks of a trained
+video decoder, which move a little in time, up to 0.15."""
 ANOTHER = 0.75
 """Share from which on the frame is no ghost but the other frame itself."""
 
@@ -38,6 +41,8 @@ class Share:
     other: str
     share: Tensor
     error: Tensor
+    least: Tensor
+    """The share that would explain EXPLAINS."""
     explained: Tensor
     """Share of the squared error that the ghost explains; −1 where the neighbour is still or is none."""
     size: Tensor
@@ -59,13 +64,15 @@ def ghost(course: Course, items: int = 1) -> Finding:
     quantile = HEAVY * NormalDist().inv_cdf(1 - ALPHA / looks)
     explained = torch.stack([each.explained for each in known])
     best, which = explained.max(0)
-    share, error = (torch.stack([getattr(each, n) for each in known]) for n in ("share", "error"))
+    share, error, least = (torch.stack([getattr(each, n) for each in known]) for n in ("share", "error", "least"))
+    needed = torch.maximum(quantile * error, least)
     seen = [frame for frame in range(frames) if float(best[frame]) >= 0]
     here = {frame: int(which[frame]) for frame in seen}
-    told = {f: (float(share[k, f].clamp_min(0)), quantile * float(error[k, f])) for f, k in here.items()}
+    told = {f: (float(share[k, f].clamp_min(0)), float(needed[k, f])) for f, k in here.items()}
     value = {frame: excess(*each) for frame, each in told.items()}
     frame = max(seen, key=lambda f: (value[f], told[f][0] / told[f][1]))
-    limits = [_least(error[:, f], explained[:, f], quantile) for f in seen]
+    # of any of them: that of the one that is hardest to tell
+    limits = [float((needed + 1.645 * error)[:, f][explained[:, f] >= 0].max()) for f in seen]
     at = known[here[frame]]
     details = {
         "effect": told[frame][0],
@@ -85,11 +92,6 @@ def ghost(course: Course, items: int = 1) -> Finding:
         profile=[told[f][0] if f in told else None for f in range(frames)],
         details=details,
     )
-
-
-def _least(error: Tensor, explained: Tensor, quantile: float) -> float:
-    """The share of any of them that would have been told: that of the one that is hardest to tell."""
-    return (quantile + 1.645) * float(error[explained >= 0].max())
 
 
 def _named(other: str, frame: int) -> str:
@@ -130,11 +132,13 @@ def _share(other: str, change: Tensor, there: Tensor, error: Tensor, spectrum: T
     chance = cross.sum((1, 2)).sqrt() / places / power.clamp_min(1e-9)
     total = error.square().sum((1, 2)).clamp_min(1e-9)
     explained = (share.clamp_min(0).square() * power / total).clamp_max(1)
+    left = (total - share.square() * power).clamp_min(0) / power.clamp_min(1e-9)
     measurable = there & (size >= STILL)
     return Share(
         other,
         share,
         (chance.square() + (FLOOR / size.clamp_min(1e-9)).square()).sqrt(),
+        (left * EXPLAINS / (1 - EXPLAINS)).sqrt(),
         torch.where(measurable, explained, -1.0),
         torch.where(there, size, 0.0),
     )
