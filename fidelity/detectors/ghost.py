@@ -28,8 +28,8 @@ FLOOR = 0.01
 HEAVY = 1.25
 """Real errors have heavier tails than normal ones, as in the blind detector."""
 EXPLAINS = 0.25
-"""Share of the squared error, beside contrast and detail, that a ghost must explain. Measured: honest chunks of a trained
-video decoder, which move a little in time, up to 0.15."""
+"""Share of the squared error, beside contrast and detail, that a ghost must explain. Measured: honest chunks of a
+trained video decoder, which move a little in time, up to 0.15."""
 ANOTHER = 0.75
 """Share from which on the frame is no ghost but the other frame itself."""
 
