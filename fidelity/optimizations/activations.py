@@ -182,7 +182,8 @@ def explain(found: Activations, sample: Tensor) -> str:
     bad = [item for item in range(sample.shape[0]) if not bool(torch.isfinite(sample[item]).all())]
     told = [_told(one, found.batch) for one in found.overflows]
     if not told:
-        told = [f"none of the {len(found.peaks)} modules that were watched gave a value that is not finite"]
+        around = "it arose around them, where tiles or items are put together"
+        told = [f"none of the {len(found.peaks)} modules that were watched gave a value that is not finite: {around}"]
     if len(told) > 3:
         told = [*told[:3], f"{len(told) - 3} more modules"]
     verb = "is" if len(bad) == 1 else "are"

@@ -20,6 +20,7 @@ from fidelity.records import (
 )
 from fidelity.report import evidence, html, markdown
 from tests.report.sample import judged
+from tests.report.test_browser import browser, visit  # noqa: F401 - fixtures
 
 REACH = Reach((70.0, 5.0, 0.2), (10.0, 3.0, 0.4), (2.0, 4.0), (16, 8), is_global=True)
 
@@ -127,3 +128,17 @@ def test_a_run_of_before_has_no_such_section():
     old = RunResult(suite={}, environment={}, cases=(judged(),))
     assert 'id="models"' not in html.render(old, Path("nowhere"))
     assert "tell beforehand" not in markdown.render(old)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_chart_is_drawn_in_both_themes_and_fits(visit, tmp_path, width):  # noqa: F811 - the fixture
+    html.write(run(tiled(0.0, (5.0,)), tiled(0.25, (1.0,)), rooms=[("a", room(131008.0))]), tmp_path)
+    page = visit((tmp_path / "report.html").as_uri(), width=width)
+    drawn = "canvas => new Set(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data).size > 8"
+    for _ in range(2):
+        charts = page.locator("#models canvas")
+        assert charts.count() == 1
+        assert charts.first.evaluate(drawn)
+        page.click("#theme")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
