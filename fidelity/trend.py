@@ -119,6 +119,8 @@ def drift(series: Series) -> Drift | None:
         return None
     values = [value for _, value in known]
     floor = max(series.floor or 0.0, least(series.unit, values[0]))
+    if max(values) - min(values) <= floor:
+        return None  # nothing moved beyond rounding, as in nearly every series
     step, creep = _step(values, floor), _creep(values, floor)
     found = creep if step is None or (creep is not None and step.gap < (creep.after - creep.before) / 2) else step
     if found is None:
@@ -148,8 +150,8 @@ class Found(NamedTuple):
 
 
 def _step(values: Sequence[float], floor: float) -> Found | None:
-    """The widest gap between all earlier and all later values, with at least two runs before it."""
-    gaps = [(min(values[at:]) - max(values[:at]), at) for at in range(2, len(values))]
+    """The widest gap between all earlier and all later values."""
+    gaps = [(min(values[at:]) - max(values[:at]), at) for at in range(1, len(values))]
     gap, at = max(gaps, key=lambda each: each[0])
     return Found("step", at, median(values[:at]), median(values[at:]), gap) if gap > floor else None
 

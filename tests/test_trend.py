@@ -41,8 +41,13 @@ def test_a_step_is_placed_where_the_level_changed():
     found = drift(series(1.0, 1.02, 1.01, 1.5, 1.52, 1.49))
     assert (found.kind, found.since, found.before, found.after) == ("step", 3, 1.01, 1.5)
     assert kind(1.0, 1.0, 1.5) == "step", "the newest run alone shows it"
+    assert kind(1.0, 1.5, 1.5) == "step", "the oldest alone was better"
     assert kind(1.0, 1.5, 1.0) is None, "it came back"
-    assert kind(1.0, 1.5) is None
+
+
+def test_what_goes_up_and_down_is_no_creep():
+    assert kind(1.0, 1.3, 0.9, 1.0, 1.25) is None
+    assert kind(0.9, 1.0, 1.0, 1.3, 1.25) == "step"
 
 
 def test_better_is_no_drift_whichever_way_better_is():

@@ -44,6 +44,7 @@ def append(path: Path, run: RunResult) -> Trend:
     with writing(path) as connection:
         known = connection.execute("SELECT id FROM runs WHERE uid = ?", (uid,)).fetchone()
         number = known[0] if known else _insert(connection, run, uid)
+    with reading(path) as connection:  # other writers need not wait for this
         return trend_of(connection, number)
 
 
@@ -136,9 +137,13 @@ def trend_of(connection: sqlite3.Connection, number: int, wanted: Wanted = lambd
         WHERE p.run IN ({marks}) AND c.id IN (SELECT case_id FROM outcomes WHERE run = ?)
         ORDER BY c.id, s.id"""
     found: dict[tuple[str, str], _Rows] = {}
-    for case, name, *row in connection.execute(query, (*runs, number)):
-        if wanted(case, name):
-            found.setdefault((case, name), _Rows(row[0], row[1])).add(order[row[2]], classes[row[2]], *row[3:])
+    for case, name, unit, better, run, *point in connection.execute(query, (*runs, number)):
+        key = (case, name)
+        if key not in found:
+            if not wanted(case, name):
+                continue
+            found[key] = _Rows(unit, better)
+        found[key].add(order[run], classes[run], *point)
     drifts, untested, kept = [], 0, []
     for (case, name), rows in found.items():
         kept.append(rows.series(case, name, len(runs)))
@@ -167,7 +172,10 @@ class _Rows:
 
     def __init__(self, unit: str, better: str):
         self.unit, self.better = unit, better
-        self.points: dict[int, tuple[float | None, tuple[str, str | None]]] = {}
+        self.values: dict[int, float | None] = {}
+        self.groups: dict[int, tuple[str, str | None]] = {}
+        """Environment class and golden of each run: what must be the same for two values to be comparable."""
+        self.newest = -1
         self.floor: float | None = None
         self.bound: float | None = None
 
@@ -175,20 +183,19 @@ class _Rows:
         self, place: int, environment: str, value: float | None, floor: float | None, bound: float | None,
         golden: str | None,
     ) -> None:  # fmt: skip
-        self.points[place] = (value, (environment, golden))
-        if place == max(self.points):
-            self.floor, self.bound = floor, bound
+        self.values[place], self.groups[place] = value, (environment, golden)
+        if place > self.newest:
+            self.newest, self.floor, self.bound = place, floor, bound
 
     def series(self, case: str, name: str, runs: int, *, comparable: bool = False) -> Series:
         """As a Series; if `comparable`, only of runs in the newest one's class and on its golden, which is known."""
-        _, newest = self.points.get(runs - 1, (None, ("", None)))
-
-        def value(place: int) -> float | None:
-            found, group = self.points.get(place, (None, None))
-            return found if not comparable or (group == newest and newest[1] is not None) else None
-
-        values = tuple(value(place) for place in range(runs))
-        return Series(case, name, self.unit, self.better, values, self.floor, self.bound)  # type: ignore[arg-type]
+        values = self.values
+        if comparable:
+            group = self.groups.get(runs - 1)
+            known = group is not None and group[1] is not None
+            values = {place: value for place, value in values.items() if known and self.groups[place] == group}
+        every = tuple(map(values.get, range(runs)))
+        return Series(case, name, self.unit, self.better, every, self.floor, self.bound)  # type: ignore[arg-type]
 
 
 def _bounded(runs: tuple[TrendRun, ...], series: Iterable[Series], drifts: list[Drift], untested: int) -> Trend:

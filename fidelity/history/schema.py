@@ -17,7 +17,7 @@ from fidelity.errors import OutputError, RequestError
 APPLICATION = 0x46444C54
 """`PRAGMA application_id` of a history: "FDLT"."""
 WAIT_SECONDS = 60.0
-"""How long a writer waits for another one; each holds the file for less than a second."""
+"""How long a writer waits for another one; each holds the file for a second or so."""
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (

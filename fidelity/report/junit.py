@@ -29,9 +29,10 @@ def render(run: RunResult) -> str:
         "time": f"{sum(sum(case.seconds.values()) for case in run.cases):.3f}",
     }
     root = XML.Element("testsuites", _clean(totals))
-    suite = XML.SubElement(root, "testsuite", _clean(totals))
+    began = {"timestamp": run.recorded[:19]} if run.recorded else {}  # UTC, as the format has it without a zone
+    suite = XML.SubElement(root, "testsuite", _clean({**totals, **began}))
     properties = XML.SubElement(suite, "properties")
-    for name, text in words.facts(run.environment):
+    for name, text in [*([("commit", run.commit)] if run.commit else []), *words.facts(run.environment)]:
         XML.SubElement(properties, "property", _clean({"name": name, "value": text}))
     for note in run.notes:
         XML.SubElement(properties, "property", _clean({"name": "note", "value": note}))

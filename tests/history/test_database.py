@@ -288,10 +288,10 @@ def kept(path: Path) -> dict[str, int]:
 @pytest.mark.slow
 def test_runs_that_end_at_once_are_all_kept(tmp_path):
     path = tmp_path / "h.db"
-    for one in writers(path, 3, 5):
+    for one in writers(path, 3, 8):
         _, _ = one.communicate(timeout=60)
         assert one.returncode == 0
-    assert kept(path) == {f"{writer:020x}{turn:020x}": SERIES for writer in range(3) for turn in range(5)}
+    assert kept(path) == {f"{writer:020x}{turn:020x}": SERIES for writer in range(3) for turn in range(8)}
 
 
 @pytest.mark.slow

@@ -441,6 +441,14 @@ def test_junit_totals_and_kinds(run):
     assert "fidelity run" in surprise.text
 
 
+def test_junit_says_which_commit_and_when():
+    run = RunResult({}, {}, cases=(sample.judged(),), commit="abc", recorded="2026-11-30T12:40:01.123+00:00")
+    suite = XML.fromstring(junit.render(run)).find("testsuite")
+    assert suite.get("timestamp") == "2026-11-30T12:40:01"
+    assert suite.find("properties/property").attrib == {"name": "commit", "value": "abc"}
+    assert "timestamp" not in junit.render(RunResult({}, {}))
+
+
 def test_junit_says_when_an_expected_failure_passed():
     case = sample.judged(expected="fail", expected_reason="edges", surprise=True)
     failure = XML.fromstring(junit.render(RunResult({}, {}, cases=(case,)))).find(".//failure")
