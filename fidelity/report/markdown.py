@@ -15,6 +15,7 @@ COMMENT = 65_536
 MOST_SURPRISES = 25
 MOST_ROWS = 80
 MOST_REASONS = 4
+MOST_ALIKE = 3
 EFFECTS = ("rmse", "lpips_alex", "tile_seam", "allocated_peak_bytes")
 
 
@@ -101,18 +102,29 @@ def _surprises(run: RunResult) -> list[str]:
         return []
     lines = ["### Surprises, worst first", ""]
     told = 0
-    for case in found[:MOST_SURPRISES]:
-        more = _surprise(case)
+    for cases in list(_alike(found).values())[:MOST_SURPRISES]:
+        more = _surprise(cases)
         if sum(map(len, [*lines, *more])) > COMMENT // 2:  # names and messages of absurd length
             break
         lines += more
-        told += 1
+        told += len(cases)
     if len(found) > told:
         lines += ["", f"… and {len(found) - told} more in `report.html`."]
     return lines
 
 
-def _surprise(case: CaseResult) -> list[str]:
+def _alike(cases: Iterable[CaseResult]) -> dict[tuple[object, ...], list[CaseResult]]:
+    """Cases of one model that went wrong in the very same words, as those do that differ in offload alone."""
+    groups: dict[tuple[object, ...], list[CaseResult]] = {}
+    for case in cases:
+        said = tuple(reason.message for reason in case.reasons)
+        key = (case.model, case.verdict, case.diagnosis, case.expected, case.expected_diagnosis, said)
+        groups.setdefault(key, []).append(case)
+    return groups
+
+
+def _surprise(cases: Sequence[CaseResult]) -> list[str]:
+    case = cases[0]
     blame = f", diagnosis {text(', '.join(case.diagnosis), 120)}" if case.diagnosis else ""
     wanted = f" ({text(', '.join(case.expected_diagnosis), 120)})" if case.expected_diagnosis else ""
     mark = "emulated, " if words.emulated(case) else ""
@@ -120,6 +132,10 @@ def _surprise(case: CaseResult) -> list[str]:
     lines += [f"  - {text(reason.message)}" for reason in case.reasons[:MOST_REASONS]]
     if len(case.reasons) > MOST_REASONS:
         lines.append(f"  - … and {len(case.reasons) - MOST_REASONS} more reasons")
+    if len(cases) > 1:
+        others = ", ".join(code(other.id, 120) for other in cases[1 : MOST_ALIKE + 1])
+        rest = f" and {len(cases) - 1 - MOST_ALIKE} more" if len(cases) - 1 > MOST_ALIKE else ""
+        lines.append(f"  - just so: {others}{rest}")
     if case.reproduce:
         lines.append(f"  - again: {code(case.reproduce, 1000)}")
     return lines

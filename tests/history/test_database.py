@@ -332,7 +332,7 @@ def test_the_commit_is_gits_own_and_says_when_files_were_edited(tmp_path, monkey
     (tmp_path / "a").write_text("a")
     git(tmp_path, "add", "a")
     git(tmp_path, "commit", "-m", "a")
-    git(tmp_path, "tag", "v1")
+    git(tmp_path, "tag", "-a", "v1", "-m", "v1")
     head = git(tmp_path, "rev-parse", "HEAD")
     assert commit_.commit(tmp_path) == head
     (tmp_path / "a").write_text("b")

@@ -377,6 +377,17 @@ def test_summary_reads_as_a_comment(run):
     assert "fp16 emulated" in text
 
 
+def test_surprises_alike_are_told_once():
+    def red(latents, message="boom"):
+        return sample.judged(latents=latents, verdict="error", surprise=True, reasons=(Reason("d", message),))
+
+    text = markdown.render(RunResult({}, {}, cases=(*map(red, "abcdef"), red("g", "other"))))
+    assert text.count("boom") == 1
+    assert "- just so: `m/b/fp32-upcast0-slice0-t0-none`, `m/c/" in text
+    assert "`m/d/fp32-upcast0-slice0-t0-none` and 2 more" in text
+    assert "other" in text
+
+
 def test_summary_of_a_green_run_and_of_nothing():
     green = RunResult({"name": "s"}, {}, cases=(sample.judged(),))
     assert markdown.render(green).startswith("## ✅ s: Every case ended as the suite expects.")
