@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fidelity.comparison import TITLES, CaseChange, Comparison, Outcome
 from fidelity.report import compare, words
-from fidelity.report.markdown import bounded, code, table, text
+from fidelity.report.comment import bounded, code, table, text
 
 MOST_CASES = 25
 MOST_REASONS = 4

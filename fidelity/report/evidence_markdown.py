@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fidelity.records import RunResult
 from fidelity.report import evidence, words
-from fidelity.report.markdown import code, table, text
+from fidelity.report.comment import code, table, text
 
 MOST_MODELS = 10
 MOST_ROWS = 24

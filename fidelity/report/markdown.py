@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fidelity.records import CaseResult, Effect, RunResult
-from fidelity.report import files, plans, words
+from fidelity.report import evidence_markdown, files, plans, words
+from fidelity.report.comment import COMMENT, bounded, code, table, text
 
 NAME = "summary.md"
-COMMENT = 65_536
-"""Characters of a comment on GitHub. A step summary may have 1 MiB."""
 MOST_SURPRISES = 25
 MOST_ROWS = 80
 MOST_REASONS = 4
@@ -21,8 +19,6 @@ EFFECTS = ("rmse", "lpips_alex", "tile_seam", "allocated_peak_bytes")
 
 def render(run: RunResult) -> str:
     """Markdown: verdict, surprises worst first, what plans cost, what could not apply; bounded whatever it holds."""
-    from fidelity.report import evidence_markdown  # which writes with this module's own functions
-
     sections = [
         _verdict(run),
         _surprises(run),
@@ -39,46 +35,8 @@ def render(run: RunResult) -> str:
     return bounded(sections, "report.html")
 
 
-def bounded(sections: Sequence[Sequence[str]], page: str) -> str:
-    """Sections one below the other, as many as fit into a comment; what did not fit is named, and stands in `page`."""
-    whole = [["\n".join(section), section[0]] for section in sections if section]
-    kept: list[str] = []
-    left, room = [], COMMENT - 500
-    for body, title in whole:
-        if len(body) <= room:
-            kept.append(body)
-            room -= len(body) + 2
-        else:
-            left.append(words.line(title.lstrip("#<>/ "), 60))
-    if not kept and whole:  # a first section that long is one absurd name
-        kept.append(whole[0][0][:room])
-    if left:
-        kept.append(f"Left out, to fit into a comment: {text(', '.join(left), 300)}. All of it is in `{page}`.")
-    return "\n\n".join(kept) + "\n"
-
-
 def write(run: RunResult, folder: Path) -> Path:
     return files.write(folder / NAME, render(run))
-
-
-def text(raw: str, length: int = 400) -> str:
-    """`raw` as inert Markdown text on one line: no table, code, HTML, link, emphasis or mention comes of it."""
-    escaped = re.sub(r"([\\`*_{}\[\]|~#])", r"\\\1", words.line(raw, length))
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "@\u200b")
-
-
-def code(raw: str, length: int = 400) -> str:
-    """`raw` as a code span on one line, safe inside a table; the fence is longer than any run of backticks in it."""
-    flat = words.line(raw, length).replace("|", "\\|")
-    fence = "`" * (max((len(run) for run in re.findall("`+", flat)), default=0) + 1)
-    pad = " " if "`" in flat else ""
-    return f"{fence}{pad}{flat}{pad}{fence}" if flat else ""
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> list[str]:
-    """A table whose last `right` columns are aligned to the right."""
-    rule = ["---"] * (len(header) - right) + ["--:"] * right
-    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
 
 
 def _verdict(run: RunResult) -> list[str]:

@@ -122,7 +122,7 @@ def test_a_trend_is_bounded(tmp_path, monkeypatch):
         return a_run(day, cases=(case,))
 
     monkeypatch.setattr(database, "MOST_POINTS", 1000)
-    for day in range(1, 23):
+    for day in range(1, 24):
         trend = database.append(tmp_path / "h.db", wide(day))
         if day == 5:
             drifting = trend

@@ -12,8 +12,8 @@ from fidelity.compare import compare
 from fidelity.comparison import OUTCOMES, TITLES, Comparison, Rises
 from fidelity.errors import OutputError
 from fidelity.records import DecodePlan, Measurement, Reason, RunResult, Tiling, from_json
+from fidelity.report import comment, compare_console, compare_html, compare_markdown
 from fidelity.report import compare as rendering
-from fidelity.report import compare_console, compare_html, compare_markdown, markdown
 from tests.report import sample
 
 HOSTILE = "<script>alert(1)</script> | `x` [l](http://x) @all \x07 {{ 7*7 }}"
@@ -104,9 +104,9 @@ def test_the_comment_fits_whatever_it_holds():
 
 
 def test_sections_that_do_not_fit_are_named():
-    text = markdown.bounded([["# a"], ["### long one", "x" * 70_000], [], ["### b", "kept"]], "page.html")
+    text = comment.bounded([["# a"], ["### long one", "x" * 70_000], [], ["### b", "kept"]], "page.html")
     assert text == "# a\n\n### b\nkept\n\nLeft out, to fit into a comment: long one. All of it is in `page.html`.\n"
-    assert len(markdown.bounded([["y" * 99_999]], "page.html")) < 65_536
+    assert len(comment.bounded([["y" * 99_999]], "page.html")) < 65_536
 
 
 def test_the_page_shows_every_case_and_every_reason(found):
