@@ -11,7 +11,7 @@ import fidelity.detectors  # noqa: F401 (registers)
 from fidelity import measuring
 from fidelity.detectors.chunks import chunk_tones
 from fidelity.detectors.course import courses
-from fidelity.detectors.joints import Joints, joints
+from fidelity.detectors.joints import FLOOR, Joints, _usual, joints
 from fidelity.errors import EvaluationError
 from fidelity.records import DecodePlan, Temporal, TileAxis, to_json
 from fidelity.registry import DETECTORS, FRAMES
@@ -100,6 +100,15 @@ def test_frames_near_a_break_are_not_compared_with():
     where = Joints(TileAxis((0, 5), 0, 8, 9), 4)
     assert where.clear(0) == [1, 2, 3, 4, 6, 7, 8]
     assert where.clear(1) == [1, 2, 3, 7, 8]
+
+
+def test_the_usual_step_at_a_frame_is_that_of_others():
+    effect = torch.zeros(17, 1)
+    effect[4] = 3.0
+    usual = _usual(effect, list(range(1, 17)), reach=8)[:, 0]
+    assert float(usual[4]) == pytest.approx(FLOOR)
+    assert float(usual[5]) > 0.7
+    assert float(usual[13]) == pytest.approx(FLOOR)  # out of reach
 
 
 @pytest.mark.parametrize(
