@@ -302,6 +302,7 @@ def test_budget_slider_changes_what_is_recommended(visit, report):
     assert page.inner_text("dialog .id").endswith("fp16-upcast1-slice1-t8o0.25-disk")
     page.keyboard.press("Escape")
     article.locator("summary").click()
+    article.locator("tbody tr >> nth=27").wait_for()
     assert article.locator("tbody tr").count() == 28
 
 
