@@ -36,7 +36,8 @@ KL = {"_class_name": "AutoencoderKL", "block_out_channels": [8, 16], "in_channel
 WAN = {"_class_name": "AutoencoderKLWan", "base_dim": 16, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1,
        "temperal_downsample": [False, True, True], "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}  # fmt: skip
 DC = {"_class_name": "AutoencoderDC", "in_channels": 3, "latent_channels": 4, "attention_head_dim": 2,
-      "encoder_block_types": ["ResBlock", "EfficientViTBlock"], "decoder_block_types": ["ResBlock", "EfficientViTBlock"],
+      "encoder_block_types": ["ResBlock", "EfficientViTBlock"],
+      "decoder_block_types": ["ResBlock", "EfficientViTBlock"],
       "encoder_block_out_channels": [8, 8], "decoder_block_out_channels": [8, 8], "encoder_qkv_multiscales": [[], [5]],
       "decoder_qkv_multiscales": [[], [5]], "encoder_layers_per_block": [1, 1], "decoder_layers_per_block": [1, 1],
       "downsample_block_type": "conv", "upsample_block_type": "interpolate", "decoder_norm_types": "rms_norm",
@@ -113,9 +114,8 @@ def _told(title: str, points: Iterator[Point]) -> list[Point]:
     found = []
     for point in points:
         found.append(point)
-        unit = 2**20
-        print(f"{point.name:<66} {point.predicted / unit:9.2f} MiB {point.measured / unit:9.2f} MiB {point.error:+8.2%}",
-              flush=True)  # fmt: skip
+        sizes = f"{point.predicted / 2**20:9.2f} MiB {point.measured / 2**20:9.2f} MiB"
+        print(f"{point.name:<66} {sizes} {point.error:+8.2%}", flush=True)
     for group in dict.fromkeys(point.group for point in found):
         errors = sorted(abs(point.error) for point in found if point.group == group)
         print(f"{group}: {len(errors)} decodes, median error {errors[len(errors) // 2]:.3%}, worst {errors[-1]:.2%}")
@@ -197,8 +197,8 @@ def of_speed() -> None:
     ):
         start = time.perf_counter()
         found = predict.predict(configs.from_name(name), size, plan, frames=frames, device="cuda")
-        print(f"{name} {size[0]}×{size[1]}, {frames} frames, fp16: {found.allocated_peak_bytes / GIB:.2f} GiB allocated, "
-              f"in {time.perf_counter() - start:.1f} s")  # fmt: skip
+        about = f"{name} {size[0]}×{size[1]}, {frames} frames, fp16"
+        print(f"{about}: {found.allocated_peak_bytes / GIB:.2f} GiB, in {time.perf_counter() - start:.1f} s")
 
 
 # ---------------------------------------------------------------- the plot
@@ -214,8 +214,8 @@ def plot(points: list[Point]) -> str:
         return side * (math.log10(value / 2**20) - low) / (high - low)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + side + 190} {side + 60}" font-family="sans-serif" '
-        'font-size="12"><rect width="100%" height="100%" fill="white"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + side + 190} {side + 60}"',
+        'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>',
         f'<g transform="translate({left},10)"><rect width="{side}" height="{side}" fill="none" stroke="#999"/>',
         f'<line x1="0" y1="{side}" x2="{side}" y2="0" stroke="#999"/>',
     ]

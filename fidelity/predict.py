@@ -55,9 +55,9 @@ def predict(
     plan = plan if plan is not None else DecodePlan()
     shape = latents_shape(model, size, frames, batch)
     _refuse(model, plan, shape, device)
-    found = _one(model, shape, plan, device)
+    found = of_shape(model, shape, plan, device)
     if plan.tiling is not None or plan.temporal is not None:
-        whole = _one(model, shape, replace(plan, tiling=None, temporal=None), device).allocated_peak_bytes
+        whole = of_shape(model, shape, replace(plan, tiling=None, temporal=None), device).allocated_peak_bytes
         found = replace(found, untiled_peak_bytes=whole)
     if with_law or budget is not None:
         found = replace(found, law=_law(model, plan, shape, found, device))
@@ -100,7 +100,8 @@ def _refuse(model: Model, plan: DecodePlan, shape: tuple[int, ...], device: str)
 # ---------------------------------------------------------------- one prediction
 
 
-def _one(model: Model, shape: tuple[int, ...], plan: DecodePlan, device: str) -> Prediction:
+def of_shape(model: Model, shape: tuple[int, ...], plan: DecodePlan, device: str) -> Prediction:
+    """Predict one decode of latents (B, C, [T,] H, W), and nothing around it. Raises RequestError."""
     half = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     dtype = torch.float32 if plan.force_upcast else half[plan.dtype]
     # precision and offload write through `.data` and move weights: the walk gives weights their dtype and residency
@@ -181,7 +182,7 @@ def _law(model: Model, plan: DecodePlan, shape: tuple[int, ...], found: Predicti
         sides = tuple(max(least, round(side * share)) for side in shape[-2:])
         other = (*shape[:-2], *sides)
         if len(peaks) < 3 and _pixels(model, other) not in peaks:
-            peaks[_pixels(model, other)] = _one(model, other, plan, device).allocated_peak_bytes
+            peaks[_pixels(model, other)] = of_shape(model, other, plan, device).allocated_peak_bytes
     return law.fit(peaks)
 
 
@@ -198,7 +199,7 @@ def _fits(model: Model, plan: DecodePlan, shape: tuple[int, ...], found: Predict
         if min(sides) < 1 or max(sides) < least:
             break
         other = (*shape[:-2], *sides)
-        peak = _one(model, other, plan, device).allocated_peak_bytes
+        peak = of_shape(model, other, plan, device).allocated_peak_bytes
         if peak <= budget:
             return Fits(budget, fits, *_pixels(model, other), peak)
     return Fits(budget, fits, None, None, None, f"not even the smallest picture: {in_units(found.law.constant_bytes)} "

@@ -76,7 +76,7 @@ def _columns(
     if unrolled:
         window = math.prod(weight.shape[1:])
         beside["columns of im2col"] = out.shape[0] * window * math.prod(out.shape[2:]) * out.element_size()
-    if nhwc and out.ndim == 4:
+    if nhwc and out.ndim == 4 and math.prod(weight.shape[2:]) > 1:
         beside["NHWC weights"] = _size(weight)
     if not source.is_contiguous() and not (out.ndim == 4 and _reads_nhwc(source)):
         beside["contiguous input"] = _size(source)

@@ -84,7 +84,7 @@ class Call:
 def replayed(decoder: nn.Module | None, ledger: Ledger, follower: Follower) -> Iterator[None]:
     """Run the decoder twice for each shape of its input; if both calls booked the same, book that for the others.
 
-    Only where a call takes tensors and returns one: what passes a cache along is never the same twice.
+    Only where a call takes tensors, returns one, and leaves nothing else behind: what keeps a cache runs each time.
     """
     if decoder is None:
         yield
@@ -121,16 +121,11 @@ def _key(values: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _call(log: list[tuple[int, Holding | None]], out: Tensor, result: int | None) -> Call | None:
-    """What to book again: all that the call released itself, and its result. What else stays comes only once."""
-    first = min((number for number, holding in log if holding is not None), default=0)
-    if result is None or result < first:
-        return None
+    """The call, if it released all that it booked but its result, and nothing that was there before."""
+    booked = {number for number, holding in log if holding is not None}
     released = {number for number, holding in log if holding is None}
-    if any(number < first for number in released):
-        return None  # it released what was there before: a cache
+    if result not in booked or booked - released != {result} or released - booked:
+        return None  # a cache was filled or emptied, or something came that comes only once
     own: dict[int, int] = {}
-    script = []
-    for number, holding in log:
-        if number in released or number == result:
-            script.append((own.setdefault(number, len(own)), holding))
-    return Call(tuple(script), own[result], tuple(out.shape), out.stride(), out.dtype, out.device)
+    script = tuple((own.setdefault(number, len(own)), holding) for number, holding in log)
+    return Call(script, own[result], tuple(out.shape), out.stride(), out.dtype, out.device)

@@ -184,9 +184,13 @@ def _where(module: nn.Module) -> Iterator[list[str]]:
     """The dotted paths of the modules that are running, the innermost last."""
     running = [""]
     handles = []
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
     for path, part in module.named_modules():
         handles.append(part.register_forward_pre_hook(lambda *_, path=path: running.append(path), prepend=True))
-        handles.append(part.register_forward_hook(lambda *_: running.pop() and None, always_call=True))
+        handles.append(part.register_forward_hook(leave, always_call=True))
     try:
         yield running
     finally:

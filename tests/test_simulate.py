@@ -1,0 +1,420 @@
+"""Memory predicted on shapes alone, held against the allocator, operator by operator and decode by decode."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, nullcontext
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fidelity import optimizations, registry
+from fidelity.errors import EvaluationError
+from fidelity.memory import allocator, attention, caching, law, layouts, profiler, repeat, schedule
+from fidelity.memory.ledger import Holding, Ledger
+from fidelity.memory.simulate import simulate
+from fidelity.models import configs
+from fidelity.optimizations.weights import kept_in_fp32
+from fidelity.records import DecodePlan, Geometry, Tiling
+
+MIB = 2**20
+registry.load_plugins()
+KL = registry.MODELS.get("reference-kl")
+WAN = {"_class_name": "AutoencoderKLWan", "base_dim": 16, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1,
+       "temperal_downsample": [False, True, True], "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}  # fmt: skip
+TINY = {"_class_name": "AutoencoderTiny", "encoder_block_out_channels": [32] * 4, "num_encoder_blocks": [1] * 4,
+        "decoder_block_out_channels": [32] * 4, "num_decoder_blocks": [1] * 4}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def walk(module_of, decode, shape, dtype=torch.float32, device="cpu", **how):
+    ledger, _, weights = simulate(module_of, decode, shape, dtype=dtype, device=device, keep_fp32=kept_in_fp32, **how)
+    return ledger, weights
+
+
+def predicted(model, shape, plan=None, *, dtype=torch.float32, device="cpu", offload="none"):
+    plan = plan or DecodePlan()
+    return walk(
+        lambda: model.family.build(model.config),
+        model.family.decode,
+        shape,
+        dtype,
+        device,
+        offload=offload,
+        decoder=model.family.decoder,
+        applied=lambda module: optimizations.apply_plan(module, plan, model=model, device=device),
+    )
+
+
+def measured(model, shape, plan=None, *, dtype=torch.float32):
+    module, latents = model.family.build(model.config).to(dtype), torch.zeros(shape, dtype=dtype)
+    with torch.no_grad(), optimizations.apply_plan(module, plan or DecodePlan(), model=model, device="cpu"):
+        _, trace = allocator.trace(
+            lambda: model.family.decode(module, latents),
+            module=module,
+            device="cpu",
+            decoder=model.family.decoder(module),
+        )
+    return trace
+
+
+def plain(config, geometry):
+    family = configs.UntiledFamily(config["_class_name"], geometry)
+    return family.describe(config["_class_name"].lower(), config, lambda: None)
+
+
+# ---------------------------------------------------------------- the ledger
+
+
+def test_peak_is_the_largest_sum_alive_at_one_instant():
+    ledger = Ledger()
+    first = ledger.hold(Holding(100, "a"))
+    with ledger.span("tile") as span:
+        second = ledger.hold(Holding(50, "b"))
+        ledger.release(first)
+        ledger.passing(Holding(60, "c"), Holding(20, "d"))
+    ledger.release(second)
+    assert (ledger.peak, ledger.alive, span.peak) == (150, 0, 150)
+    assert {holding.what for holding in ledger.at_peak} == {"a", "b"}
+    assert ledger.stage_at_peak == "tile"
+    assert sum(change for _, change in ledger.events) == 0
+
+
+def test_a_span_knows_what_was_alive_at_its_start():
+    ledger = Ledger()
+    kept = ledger.hold(Holding(70, "kept"))
+    with ledger.span("assemble") as span:
+        ledger.release(kept)
+    assert span.peak == 70
+
+
+def test_releasing_twice_is_an_error():
+    ledger = Ledger()
+    number = ledger.hold(Holding(1, "a"))
+    ledger.release(number)
+    with pytest.raises(KeyError):
+        ledger.release(number)
+
+
+# ---------------------------------------------------------------- following tensors
+
+
+class Chain(nn.Module):
+    """Two tensors of 4 KiB at most, as the first is let go of before the third is made."""
+
+    def forward(self, x):
+        first = x + 1
+        second = first * 2
+        del first
+        return second.abs()
+
+
+class Keeper(Chain):
+    """Three of them: the first is kept."""
+
+    def forward(self, x):
+        first = x + 1
+        second = first * 2
+        return second.abs() + first[:1].sum()
+
+
+@pytest.mark.parametrize(("kind", "tensors"), [(Chain, 2), (Keeper, 4)])
+def test_storages_are_followed_until_python_lets_go(kind, tensors):
+    ledger, weights = walk(kind, lambda module, x: module(x), (4, 256))
+    assert weights == 0
+    assert ledger.peak // 4096 == tensors  # Keeper: first, second, its abs and their sum, at once
+
+
+def test_views_hold_nothing_and_the_largest_tensor_has_its_module():
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Upsample(scale_factor=2)
+
+        def forward(self, x):
+            return self.inner(x.transpose(-1, -2).flatten(1)[:, None])[:, :, :4].clone()
+
+    ledger, _ = walk(Views, lambda module, x: module(x), (1, 16, 16))
+    assert (ledger.largest.bytes, ledger.largest.module) == (2048, "inner")
+    assert ledger.peak == 1024 + 2048  # the flattened transpose is a copy
+
+
+def test_weights_get_their_dtype_but_for_those_kept():
+    class Kept(nn.Module):
+        _keep_in_fp32_modules = ("second",)
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.second.weight = self.second.weight
+            self.register_buffer("count", torch.zeros(3, dtype=torch.int64))
+
+        def forward(self, x):
+            return x
+
+    _, weights = walk(Kept, lambda module, x: module(x), (1, 8), torch.bfloat16)
+    assert weights == 64 * 2 + 64 * 4 + 3 * 8
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=2, max_size=4), st.randoms())
+def test_view_strides_are_torchs(shape, random):
+    axes = list(range(len(shape)))
+    random.shuffle(axes)
+    tensor = torch.empty(shape).permute(axes)
+    sizes = [size for size in tensor.shape for size in ([size] if size != 4 else [2, 2])]
+    sizes.insert(random.randrange(len(sizes) + 1), 1)
+    for new in (sizes, list(tensor.shape), [tensor.numel()], [1, *tensor.shape]):
+        try:
+            expected = tensor.view(new).stride()
+        except RuntimeError:
+            expected = None
+        assert layouts.view_strides(tensor.shape, tensor.stride(), new) == expected
+
+
+# ---------------------------------------------------------------- workspaces on this CPU, against its allocator
+
+CONVOLUTIONS = [  # input, output channels, kernel: blocked, its padding, plain input, im2col, pointwise
+    ((1, 64, 64, 64), 64, 3), ((2, 64, 64, 64), 3, 3), ((1, 20, 64, 64), 40, 3), ((1, 8, 64, 64), 8, 3),
+    ((1, 8, 32, 32), 8, 3), ((1, 64, 64, 64), 128, 1), ((2, 4, 64, 64), 8, 1), ((1, 16, 3, 34, 34), 16, 3),
+    ((1, 32, 3, 66, 66), 32, 3), ((1, 64, 64, 64), 64, 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("nhwc", [False, True], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize(("shape", "channels", "kernel"), CONVOLUTIONS)
+def test_a_convolutions_workspace_is_the_allocators(shape, channels, kernel, nhwc, dtype):
+    if nhwc and len(shape) == 5:
+        pytest.skip("no decoder gives channels_last_3d")
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU has no bf16 convolution in oneDNN")
+    kind = nn.Conv2d if len(shape) == 4 else nn.Conv3d
+
+    def build():
+        return kind(shape[1], channels, kernel, padding=kernel // 2 if len(shape) == 4 else 0)
+
+    def decode(module, x):
+        return module(x.contiguous(memory_format=torch.channels_last)) if nhwc else module(x)
+
+    ledger, weights = walk(build, decode, shape, dtype)
+    module, x = build().to(dtype), torch.zeros(shape, dtype=dtype)
+    with torch.no_grad():
+        decode(module, x)
+        with profiler.record() as timeline:
+            decode(module, x)
+    assert ledger.peak - weights == pytest.approx(max(timeline.alive), abs=8 * 1024)
+
+
+# ---------------------------------------------------------------- decodes, against the allocator
+
+PLANS = [
+    ((2, 4, 16, 16), DecodePlan()),
+    ((1, 4, 16, 24), DecodePlan()),
+    ((2, 4, 16, 16), DecodePlan(slicing=True)),
+    ((2, 4, 12, 12), DecodePlan(tiling=Tiling(8, 0.25))),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("shape", "plan"), PLANS, ids=[f"{shape[0]}-{plan.id}" for shape, plan in PLANS])
+def test_a_decodes_stages_are_the_allocators(shape, plan, dtype):
+    ledger, weights = predicted(KL, shape, plan, dtype=dtype)
+    trace = measured(KL, shape, plan, dtype=dtype)
+    assert weights == trace.weights_bytes
+    assert ledger.peak == pytest.approx(trace.allocated_peak_bytes, rel=0.005)
+    spans = {}
+    for span in ledger.closed:
+        spans.setdefault(span.name, []).append(span.peak)
+    for stage in trace.stages:
+        assert max(spans[stage.name]) == pytest.approx(stage.peak_bytes, rel=0.005), stage.name
+        if stage.name == "tile":
+            assert len(spans["tile"]) == stage.calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "geometry", "shape"),
+    [
+        (WAN, Geometry(spatial=8, temporal=4, latent_channels=4, video=True), (1, 4, 2, 8, 8)),
+        (TINY, Geometry(spatial=8, latent_channels=4), (1, 4, 24, 16)),
+    ],
+    ids=["AutoencoderKLWan", "AutoencoderTiny"],
+)
+def test_other_classes_are_the_allocators_too(config, geometry, shape):
+    model = plain(config, geometry)
+    ledger, _ = predicted(model, shape)
+    assert ledger.peak == pytest.approx(measured(model, shape).allocated_peak_bytes, rel=0.005)
+
+
+@pytest.mark.slow
+def test_shortcuts_change_no_figure(monkeypatch):
+    plan, shape = DecodePlan(tiling=Tiling(4, 0.25)), (1, 4, 12, 12)
+    quick, _ = predicted(KL, shape, plan, device="cuda", offload="sequential")
+    monkeypatch.setattr(repeat, "few_rows", lambda module: nullcontext())
+    monkeypatch.setattr(repeat, "replayed", lambda *_: nullcontext())
+    slow, _ = predicted(KL, shape, plan, device="cuda", offload="sequential")
+    assert len(quick.events) < len(slow.events)
+    assert (quick.peak, quick.largest) == (slow.peak, slow.largest)
+    assert [(span.name, span.peak) for span in quick.closed] == [(span.name, span.peak) for span in slow.closed]
+    assert sorted(map(repr, quick.at_peak)) == sorted(map(repr, slow.at_peak))
+    assert caching.reserved_bytes(quick.events) == caching.reserved_bytes(slow.events)
+
+
+def test_a_decoder_that_keeps_a_cache_is_never_replayed():
+    class Caching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kept = []
+
+        def forward(self, x):
+            self.kept.append(x + 1)
+            return x * 2
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.decoder = Caching()
+
+    def decode(module, x):
+        for _ in range(5):
+            module.decoder(x)
+        return x.clone()
+
+    ledger, _ = walk(Outer, decode, (1, 1024), decoder=lambda module: module.decoder)
+    assert ledger.peak >= 5 * 4096
+
+
+# ---------------------------------------------------------------- CUDA, without one
+
+
+def test_published_figures_of_qwen_image():
+    model = configs.from_name("qwen-image")
+    for side, published in ((512, 1.27), (1536, 9.53)):
+        ledger, _ = predicted(model, (1, 16, 1, side // 8, side // 8), dtype=torch.float16, device="cuda")
+        assert ledger.peak / 2**30 == pytest.approx(published, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype", "mask", "kernel"),
+    [
+        (64, torch.float16, None, "flash"),
+        (256, torch.bfloat16, None, "flash"),
+        (512, torch.float16, None, "efficient"),
+        (64, torch.float32, None, "efficient"),
+        (64, torch.float16, True, "efficient"),
+        (3, torch.float16, True, "math"),
+    ],
+)
+def test_the_kernel_that_a_device_would_take(channels, dtype, mask, kernel):
+    query = torch.empty(1, 1, 4, channels, dtype=dtype)
+    assert attention.choose(query, query, mask) == kernel
+
+
+def test_no_matrix_of_scores_on_cuda():
+    def attend(module, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    ledger, _ = walk(nn.Module, attend, (1, 1, 65536, 512), torch.float16, "cuda")
+    out = 65536 * 512 * 2
+    assert ledger.peak == pytest.approx(out + 2 * out, abs=4096)  # its output, and an accumulator in fp32
+
+
+def test_channels_last_needs_no_workspace_on_cuda():
+    def last(module, x):
+        return module(x.contiguous(memory_format=torch.channels_last))
+
+    def conv():
+        return nn.Conv2d(64, 64, 3, padding=1, bias=False)
+
+    plain_peak = walk(conv, lambda module, x: module(x), (1, 64, 128, 128), torch.float16, "cuda")[0].peak
+    size, weights = 64 * 128 * 128 * 2, 64 * 64 * 9 * 2
+    assert plain_peak == 3 * size + 2 * weights  # output, and NHWC copies of input, weights and output
+    assert walk(conv, last, (1, 64, 128, 128), torch.float16, "cuda")[0].peak == 2 * size + 2 * weights
+
+
+# ---------------------------------------------------------------- offload
+
+
+def test_offload_is_a_residency_schedule():
+    shape = (1, 4, 16, 16)
+    peaks = {mode: predicted(KL, shape, device="cuda", offload=mode)[0].peak for mode in schedule.MODES}
+    assert peaks["model"] == peaks["none"]
+    assert peaks["sequential"] == peaks["disk"] == peaks["group_leaf"] < peaks["group_block"] < peaks["none"]
+    on_cpu = {mode: predicted(KL, shape, offload=mode) for mode in schedule.MODES}
+    weights = on_cpu["none"][1]
+    assert {on_cpu[mode][0].peak for mode in schedule.MODES if mode != "disk"} == {on_cpu["none"][0].peak}
+    assert on_cpu["disk"][0].peak == on_cpu["none"][0].peak - weights
+
+
+def test_blocks_are_those_of_diffusers():
+    module = KL.family.build(KL.config)
+    mine = {
+        (path, sum(tensor.numel() for tensor in tensors))
+        for path, _, tensors in schedule._blocks("", module, set(module._group_offload_block_modules))
+    }
+    module.enable_group_offload(torch.device("cpu"), torch.device("cpu"), "block_level", num_blocks_per_group=1)
+    theirs = set()
+    for path, part in module.named_modules():
+        registry_ = part.__dict__.get("_diffusers_hook")
+        hook = registry_.get_hook("group_offloading") if registry_ is not None else None
+        if hook is not None:
+            group = hook.group
+            inside = [tensor for one in group.modules for tensor in (*one.parameters(), *one.buffers())]
+            tensors = {id(tensor): tensor for tensor in (*inside, *group.parameters, *group.buffers)}
+            theirs.add((path, sum(tensor.numel() for tensor in tensors.values())))
+    assert mine == theirs
+
+
+def test_blocks_that_a_decode_never_brings_in_are_refused():
+    model = plain(TINY, Geometry(spatial=8, latent_channels=4))
+    with pytest.raises(EvaluationError, match=r"group_block: decode runs decoder.*choose group_leaf"):
+        predicted(model, (1, 4, 8, 8), device="cuda", offload="group_block")
+    with pytest.raises(EvaluationError, match="unknown mode 'other'"), ExitStack() as stack:
+        stack.enter_context(schedule.residency(nn.Module(), "other", "cuda", Ledger()))
+
+
+# ---------------------------------------------------------------- the caching allocator, and the law
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reserved"),
+    [
+        ([1], 2 * MIB),  # the small pool's segment
+        ([MIB, MIB], 2 * MIB),  # both in one
+        ([MIB + 1], 20 * MIB),  # the large pool's
+        ([10 * MIB], 10 * MIB),  # from there on by itself, in units of 2 MiB
+        ([11 * MIB], 12 * MIB),
+        ([8 * MIB, 8 * MIB, 8 * MIB], 40 * MIB),  # two in the first segment
+    ],
+)
+def test_segments_of_the_caching_allocator(sizes, reserved):
+    assert caching.reserved_bytes(enumerate(sizes)) == reserved
+
+
+def test_freed_neighbours_are_joined_and_the_smallest_fit_is_taken():
+    held = [(0, 8 * MIB), (1, 8 * MIB)]  # one segment of 20 MiB
+    freed = [(0, -8 * MIB), (1, -8 * MIB)]
+    assert caching.reserved_bytes([*held, *freed, (2, 18 * MIB)]) == 20 * MIB
+    assert caching.reserved_bytes([*held, freed[0], (2, 18 * MIB)]) == 38 * MIB
+    assert caching.reserved_bytes([(0, 64 * MIB), (0, -64 * MIB), (1, 16 * MIB), (2, 40 * MIB)]) == 64 * MIB
+
+
+def test_the_law_is_a_line_of_least_squares():
+    found = law.fit({(10, 10): 1100, (20, 10): 2100, (30, 10): 3100})
+    assert (found.constant_bytes, found.bytes_per_pixel, found.largest_error) == (100, 10.0, 0.0)
+    assert found.peak(40, 10) == 4100
+    assert (found.pixels(4100), found.pixels(50)) == (400, 0)
+    assert law.fit({(1, 1): 100, (1, 2): 100, (1, 3): 160}).largest_error > 0.05
+    with pytest.raises(ValueError, match="two sizes"):
+        law.fit({(10, 20): 1, (20, 10): 2})
