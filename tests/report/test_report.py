@@ -687,7 +687,7 @@ def test_pictures_get_what_the_text_leaves_of_the_page(run, folder, monkeypatch)
     assert "was left out to keep this file small" in small
 
 
-@pytest.mark.parametrize("name", [*html.STYLES, *sorted({*html.SCRIPTS} - {"evidence.js", "trend.js"})])
+@pytest.mark.parametrize("name", [*html.STYLES, *html.SCRIPTS])
 def test_scripts_and_styles_are_short_enough_to_read(name):
     lines = (TEMPLATES / name).read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 300

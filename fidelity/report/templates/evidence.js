@@ -5,19 +5,23 @@ const outlookCharts = [];
 function outlookSets(rows) {
   return [...new Set(rows.map((row) => row.tile))].flatMap((tile, place) => {
     const tint = colour(TILE_COLOURS[place % TILE_COLOURS.length]);
-    const points = (mine, key) => rows.filter((row) => row.tile === tile && mine(row) && row[key] !== null).map((row) => ({ x: row.overlap, y: row[key], row }));
-    const own = (row) => row.own;
-    const about = { borderColor: tint, borderWidth: 1.6, clip: false, pointBorderColor: tint, pointBorderWidth: 2 };
+    const mine = rows.filter((row) => row.tile === tile && row.own);
+    const points = (key) =>
+      mine.filter((row) => row[key] !== null).map((row) => ({ x: row.overlap, y: row[key], row }));
+    const about = { type: "line", borderColor: tint, borderWidth: 1.6, clip: false, pointRadius: 5,
+      pointBorderColor: tint, pointBorderWidth: 2 };
     return [
-      { ...about, type: "line", label: `tile ${tile} predicted`, data: points(own, "predicted"), borderDash: [5, 4], pointRadius: 5, pointBackgroundColor: colour("card") },
-      { ...about, type: "line", label: `tile ${tile} measured`, data: points(own, "measured"), pointRadius: 5, pointBackgroundColor: tint },
+      { ...about, label: `tile ${tile} predicted`, data: points("predicted"), borderDash: [5, 4],
+        pointBackgroundColor: colour("card") },
+      { ...about, label: `tile ${tile} measured`, data: points("measured"), pointBackgroundColor: tint },
     ].filter((set) => set.data.length);
   });
 }
 
 function outlookChart(canvas, rows) {
   const ink = colour("soft");
-  const axis = (text) => ({ type: "linear", beginAtZero: true, title: { display: true, text, color: ink }, ticks: { color: ink, maxTicksLimit: 7 }, grid: { color: colour("line") } });
+  const axis = (text) => ({ type: "linear", beginAtZero: true, title: { display: true, text, color: ink },
+    ticks: { color: ink, maxTicksLimit: 7 }, grid: { color: colour("line") } });
   const overlaps = [...new Set(rows.map((row) => row.overlap))].sort((a, b) => a - b);
   const x = { ...axis("overlap, share of the tile"), min: Math.max(0, overlaps[0] - 0.05), max: overlaps.at(-1) + 0.05,
     afterBuildTicks: (scale) => { scale.ticks = overlaps.map((value) => ({ value })); } };
