@@ -1,0 +1,206 @@
+"""`fidelity predict`: a prediction of a whole decode, its law, its budget, and requests that cannot be."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+import torch
+
+from fidelity import cli, predict, prediction, registry
+from fidelity.errors import IllegalTiling, ModelError, RequestError, UnknownName
+from fidelity.models import configs
+from fidelity.models.reference import FOLDER
+from fidelity.records import DecodePlan, Tiling
+
+registry.load_plugins()
+KL = registry.MODELS.get("reference-kl")
+SIZE = (128, 128)
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["predict", *arguments])
+    printed = capsys.readouterr()
+    return end.value.code, printed.out, printed.err
+
+
+@pytest.fixture(scope="module")
+def found():
+    return predict.predict(KL, SIZE, DecodePlan(dtype="fp16"), device="cuda", with_law=True, budget=64 * 2**20)
+
+
+# ---------------------------------------------------------------- what it says
+
+
+def test_json_is_one_object_with_the_peaks_and_stages(capsys):
+    code, out, _ = run(capsys, "reference-kl", "--size", "64x96", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["allocated_peak_bytes"] == max(stage["peak_bytes"] for stage in told["stages"])
+    assert told["reserved_peak_bytes"] is None
+    assert told["reserved_reason"] == predict.NOT_RESERVED
+    assert [stage["name"] for stage in told["stages"]] == ["decode", "tile", "convert"]
+    assert told["latents"] == [1, 4, 8, 12]
+    assert told["sample"] == [1, 3, 64, 96]
+    assert told["weights_bytes"] == 4 * sum(weight.numel() for weight in KL.load().parameters())
+
+
+def test_words_name_the_peak_its_holders_and_the_largest_tensor(found):
+    text = "\n".join(prediction.lines(found))
+    assert found.largest.times_latents == found.largest.bytes / (4 * 16 * 16 * 2)
+    for said in ("allocated peak", "reserved peak", "at the peak", "weights", "NHWC", found.largest.module, "law",
+                 "budget"):  # fmt: skip
+        assert said in text
+
+
+def test_fp16_on_a_cpu_is_predicted_though_it_is_emulated():
+    half, full = (predict.of_shape(KL, (1, 4, 16, 16), DecodePlan(dtype=dtype), "cpu") for dtype in ("fp16", "fp32"))
+    assert half.weights_bytes * 2 == full.weights_bytes
+    assert 0.45 < half.allocated_peak_bytes / full.allocated_peak_bytes < 0.55
+    upcast = predict.of_shape(KL, (1, 4, 16, 16), DecodePlan(dtype="fp16", force_upcast=True), "cpu")
+    assert upcast.allocated_peak_bytes == full.allocated_peak_bytes
+
+
+def test_a_prediction_leaves_no_trace_on_torch():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    predict.of_shape(KL, (1, 4, 8, 8), DecodePlan(slicing=False), "cuda")
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.ones(2).sum() == 2
+
+
+# ---------------------------------------------------------------- law and budget
+
+
+def test_the_law_holds_for_sizes_that_it_was_not_fitted_to(found):
+    other = predict.of_shape(KL, (1, 4, 40, 24), DecodePlan(dtype="fp16"), "cuda")
+    assert found.law.largest_error < 0.02
+    assert found.law.peak(40 * 8, 24 * 8) == pytest.approx(other.allocated_peak_bytes, rel=0.02)
+    assert found.law.constant_bytes == pytest.approx(found.weights_bytes, abs=9 * 2**20)  # and cuBLAS' 8.1 MiB
+
+
+def test_a_budget_gives_the_largest_picture_that_fits(found):
+    room = found.budget
+    assert room.peak_bytes <= room.budget_bytes
+    assert room.fits == (found.allocated_peak_bytes <= room.budget_bytes)
+    rows = room.height // 8
+    larger = predict.of_shape(KL, (1, 4, rows + 3, rows + 3), DecodePlan(dtype="fp16"), "cuda")
+    assert larger.allocated_peak_bytes > room.budget_bytes
+
+
+def test_a_budget_below_the_weights_fits_nothing():
+    small = predict.predict(KL, (64, 64), device="cpu", budget=2**20).budget
+    assert (small.fits, small.height, small.peak_bytes) == (False, None, None)
+    assert "do not depend on its size" in small.reason
+
+
+# ---------------------------------------------------------------- findings
+
+
+def test_tiles_are_held_against_the_whole():
+    tiled = predict.predict(KL, (192, 192), DecodePlan(tiling=Tiling(16, 0.25)))
+    whole = predict.predict(KL, (192, 192))
+    assert tiled.untiled_peak_bytes == whole.allocated_peak_bytes > tiled.allocated_peak_bytes
+    assert whole.untiled_peak_bytes is None
+    assert not [finding for finding in tiled.findings if "does not lower" in finding]
+
+
+@pytest.mark.parametrize(("peak", "says"), [(99, False), (100, True), (101, True)])
+def test_tiles_that_save_nothing_are_a_finding(found, peak, says):
+    tiled = msgspec.structs.replace(found, allocated_peak_bytes=peak, untiled_peak_bytes=100, stages=())
+    assert bool([said for said in prediction.findings(tiled) if "does not lower the peak" in said]) == says
+
+
+def test_an_assembly_or_conversion_that_needs_most_is_a_finding(found):
+    stages = tuple(
+        prediction.Stage(name, peak) for name, peak in (("decode", 30), ("tile", 20), ("assemble", 30), ("convert", 40))
+    )
+    said = prediction.findings(msgspec.structs.replace(found, untiled_peak_bytes=10**9, stages=stages))
+    assert len([line for line in said if line.startswith(("assembling", "the conversion"))]) == 2
+
+
+# ---------------------------------------------------------------- configurations
+
+
+WEIGHTS = {"sd15": 83_653_863, "sdxl": 83_653_863, "flux": 83_819_683, "sd3": 83_819_683, "taesd": 2_445_063,
+           "wan21": 126_892_531, "qwen-image": 126_892_531}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", configs.known())
+def test_configurations_that_ship_decode(name):
+    model = configs.from_name(name)
+    frames = 1 + model.geometry.temporal if model.geometry.video else 1
+    side = 2 * model.geometry.spatial
+    told = predict.predict(model, (side, side), DecodePlan(dtype="bf16"), frames=frames, device="cuda")
+    assert told.sample[-2:] == (side, side)
+    assert told.allocated_peak_bytes > told.weights_bytes
+    if name in WEIGHTS:
+        assert told.weights_bytes == 2 * WEIGHTS[name]
+    with pytest.raises(ModelError, match="configuration without weights"):
+        model.load()
+
+
+def test_a_config_is_enough(tmp_path, capsys):
+    config = (FOLDER / "config.json").read_text()
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae" / "config.json").write_text(config)
+    for path in (tmp_path, tmp_path / "vae", tmp_path / "vae" / "config.json"):
+        code, out, _ = run(capsys, f"mine={path}", "--size", "64x64")
+        assert code == 0
+        assert out.startswith("mine · AutoencoderKL")
+
+
+# ---------------------------------------------------------------- requests that cannot be
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["sdlx", "--size", "64x64"], "did you mean 'sdxl'"),
+        (["sdxl", "--size", "64"], "write HEIGHTxWIDTH"),
+        (["sdxl", "--size", "1004x64"], "multiples of 8 pixels; nearest: 1008x64"),
+        (["sdxl", "--size", "0x64"], "must be at least 1"),
+        (["sdxl", "--size", "64x64", "--frames", "5"], "image autoencoder: leave --frames out"),
+        (["wan21", "--size", "64x64", "--frames", "8"], "nearest: 9"),
+        (["sdxl", "--size", "64x64", "--overlap", "0.5"], "--overlap without --tile"),
+        (["sdxl", "--size", "64x64", "--tile", "8"], "tile 8 is not smaller than the latents"),
+        (["sdxl", "--size", "256x256", "--tile", "10", "--overlap", "0.33"], "nearest legal"),
+        (["sdxl", "--size", "64x64", "--slicing"], "a batch of one has nothing to slice"),
+        (["sdxl", "--size", "64x64", "--force-upcast"], "fp16 only"),
+        (["sdxl", "--size", "64x64", "--budget", "many"], "write a size above 0"),
+        (["sdxl", "--size", "64x64", "--budget", "0GiB"], "write a size above 0"),
+        (["sdxl", "--size", "64x64", "--plan", "bf16", "--tile", "4"], "--plan and --tile"),
+        (["=x", "--size", "64x64"], "write NAME=PATH"),
+        (["mine=nowhere", "--size", "64x64"], "no config.json at nowhere"),
+        (["qwen-image", "--size", "256x256", "--tile", "16"], "leave tiling out"),
+    ],
+)
+def test_wrong_requests_are_one_line_and_status_2(arguments, says, capsys):
+    if arguments[0] == "qwen-image" and "AutoencoderKLQwenImage" in registry.FAMILIES:
+        pytest.skip("the class has a family, and tiles")
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+def test_requests_by_function_are_refused_too():
+    with pytest.raises(RequestError, match="device 'mps'"):
+        predict.predict(KL, SIZE, device="mps")
+    with pytest.raises(IllegalTiling):
+        predict.predict(KL, SIZE, DecodePlan(tiling=Tiling(10, 0.33)))
+    with pytest.raises(UnknownName, match="did you mean 'flux'"):
+        configs.from_name("fluxx")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("8GiB", 8 * 2**30), ("6.5 GB", 6_500_000_000), ("512mib", 2**29), ("100", 100)]
+)
+def test_budgets(text, count):
+    from fidelity.cli.predict import parse_bytes
+
+    assert parse_bytes(text) == count
