@@ -61,7 +61,7 @@ def compare(base: RunResult, head: RunResult, rises: Rises, *, names: tuple[str,
         axes=tuple(_axes(found)),
         pace=_pace(found, rises.time, same),
         differences=tuple(table(base, head)),
-        notes=tuple(meaning(base, head, goldens, found)),
+        notes=tuple(meaning(base, head, goldens, found, rises.memory_across)),
     )
 
 
@@ -156,7 +156,7 @@ def _changes(base: CaseResult, head: CaseResult, rises: Rises, same: bool) -> li
     names = dict.fromkeys([*base.measurements, *head.measurements])
     return [
         *(_measured(name, base, head, rises, same) for name in names),
-        _peak(base, head, rises.memory),
+        _peak(base, head, rises.memory, gated=same or rises.memory_across),
     ]
 
 
@@ -203,7 +203,7 @@ def _weighed(change: Change) -> Change:
     return Change(change.name, change.unit, change.better, change.base, change.head, rise, allowed, outcome, reason)  # type: ignore[arg-type]
 
 
-def _peak(base: CaseResult, head: CaseResult, may: Rise | None) -> Change:
+def _peak(base: CaseResult, head: CaseResult, may: Rise | None, *, gated: bool) -> Change:
     was, now = (case.memory.allocated_peak_bytes if case.memory else None for case in (base, head))
     method = (base.memory.method if base.memory else "", head.memory.method if head.memory else "")
     if was is not None and now is None and may is not None:
@@ -215,7 +215,7 @@ def _peak(base: CaseResult, head: CaseResult, may: Rise | None) -> Change:
     if method[0] != method[1]:
         other = f"measured by {method[1]}, before by {method[0]}: not compared"
         return Change(BYTES, "bytes", "lower", was, now, reason=other)
-    allowed = None if may is None else may.of(was)
+    allowed = may.of(was) if may is not None and gated else None
     change = _weighed(Change(BYTES, "bytes", "lower", was, now, float(now - was), allowed))
     if change.outcome != "regressed":
         return change

@@ -12,12 +12,12 @@ Outcome = Literal["regressed", "worse", "same", "better", "appeared", "vanished"
 OUTCOMES: tuple[Outcome, ...] = (
     "regressed", "vanished", "not_comparable", "worse", "better", "appeared", "same", "unjudged",
 )  # fmt: skip
-"""Worst first. `worse` is within what may rise; `unjudged` was judged on neither side."""
+"""Worst first. `worse` is within what may rise, or not gated; `unjudged` was judged on neither side."""
 TITLES: dict[Outcome, str] = {
     "regressed": "regressed",
     "vanished": "vanished",
     "not_comparable": "not comparable",
-    "worse": "worse within the limits",
+    "worse": "worse, no regression",
     "better": "better",
     "appeared": "appeared",
     "same": "the same",
@@ -48,6 +48,9 @@ class Rises(Struct, frozen=True):
     measurements: dict[str, Rise] = {}
     memory: Rise | None = Rise(0.05, relative=True)
     """Of the allocated peak of each case; None: not gated."""
+    memory_across: bool = False
+    """Whether peaks are gated between environment classes too, where another machine's kernels need other workspaces (a
+    bf16 decode 2.4 times as much without bf16 instructions)."""
     time: Rise | None = None
     """Of the decode seconds over all cases; None: shown, not gated."""
     allow: tuple[Literal["vanished", "goldens"], ...] = ()

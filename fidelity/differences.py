@@ -61,16 +61,21 @@ def table(base: RunResult, head: RunResult) -> list[tuple[str, str, str]]:
 
 
 def meaning(
-    base: RunResult, head: RunResult, goldens: dict[tuple[str, str], tuple[str, ...]], cases: Sequence[CaseChange]
+    base: RunResult,
+    head: RunResult,
+    goldens: dict[tuple[str, str], tuple[str, ...]],
+    cases: Sequence[CaseChange],
+    memory_across: bool,
 ) -> list[str]:
     """What the differences mean for the comparison, one line each."""
     notes = []
     same = same_class(base, head)
     if not same:
         drift = ", ".join(f"{name} {limit:g}" for name, limit in OTHER_DRIFT.items())
+        shown = "other measurements and time" if memory_across else "other measurements, memory and time"
         notes.append(
             f"another environment class ({environment_class(base)}, now {environment_class(head)}): RMSE is held to "
-            f"the stated drift limit ({drift} grey levels), other measurements and time are shown and not gated"
+            f"the stated drift limit ({drift} grey levels), {shown} are shown and not gated"
         )
     if base.suite.get("digest") != head.suite.get("digest"):
         notes.append("the suites are not the same file: cases are compared where both have them")

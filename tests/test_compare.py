@@ -255,6 +255,20 @@ def test_a_peak_that_is_not_measured_any_more_is_a_regression():
     assert "not compared" in found.cases[0].change("allocated_peak_bytes").reason
 
 
+def test_memory_gates_between_classes_only_if_asked():
+    def peaks(size, **about):
+        return a_run(case(memory=MemoryTrace(size, method="events")), **about)
+
+    base, head = peaks(100), peaks(240, environment={**HERE, "class": "cpu-there"})
+    shown = compare(base, head, Rises())
+    assert shown.exit_status == 0
+    assert "RMSE is held" in shown.notes[0]
+    assert "other measurements, memory and time are shown" in shown.notes[0]
+    assert compare(base, head, Rises(memory_across=True)).exit_status == 1
+    lost = a_run(case(memory=None), environment={**HERE, "class": "cpu-there"})
+    assert compare(base, lost, Rises()).exit_status == 1, "a figure that is lost is one everywhere"
+
+
 def timed(*seconds: float, **changes: object) -> RunResult:
     cases = [case(latents=f"l{place}", seconds={"decode": span}, **changes) for place, span in enumerate(seconds)]
     return a_run(*cases)
