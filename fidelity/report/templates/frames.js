@@ -5,8 +5,8 @@ const FRAME_SECONDS = 0.125;
 function framewise(detail, image, frames) {
   const found = Object.entries(detail.measurements).map(([name, m]) => {
     const { profile, per_frame: flat } = m.details ?? {};
-    const values = Array.isArray(profile) ? profile[image] : flat?.slice(image * frames, (image + 1) * frames);
-    return { name, unit: m.unit, values };
+    const mine = Array.isArray(flat) ? flat.slice(image * frames, (image + 1) * frames) : null;
+    return { name, unit: m.unit, values: Array.isArray(profile) ? profile[image] : mine };
   });
   const rank = ({ name }) => (name === "frame_rmse" ? 0 : name.startsWith("frame_") ? 1 : name === "rmse" ? 2 : 3);
   const whole = ({ values }) => Array.isArray(values) && values.length === frames && values.some(Number.isFinite);

@@ -167,6 +167,7 @@ class Viewer {
   }
 
   close() {
+    this.turn += 1; // what is still being decoded has no place to go
     clearInterval(this.timer);
     this.film?.stop();
     this.film?.close();
