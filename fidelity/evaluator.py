@@ -202,8 +202,11 @@ class Evaluator:
 
     # ------------------------------------------------------------ a case
 
-    def case(self, case: Case, *, decode: Decode | None = None) -> CaseResult:
-        """Decode and judge one case. What a decode raises becomes an `error` with `crash`; GoldenError passes."""
+    def case(self, case: Case, *, decode: Decode | None = None, held: bool = False) -> CaseResult:
+        """Decode and judge one case. What a decode raises becomes an `error` with `crash`; GoldenError passes.
+
+        `held`: the reference was decoded again and held, so that no fault of the full decode is to be looked for.
+        """
         if case.not_applicable:
             return result_of(case, "not_applicable", (Reason("not_applicable", case.not_applicable),))
         if case.check is not None:
@@ -213,7 +216,7 @@ class Evaluator:
             decoded = self.runner(case.model).decode(stored.latents, case.plan, decode=decode)
         except Exception as error:  # a decode may raise anything; its kind and words are the evidence
             return self._finish(case, "error", (crash(error),))
-        return self.judge(case, stored, decoded, decode=decode)
+        return self.judge(case, stored, decoded, decode=decode, held=held)
 
     def _check(self, case: Case, check: Check) -> CaseResult:
         """Judge a case by its metamorphic check, on latents made anew: no golden has a part in it."""
@@ -245,10 +248,12 @@ class Evaluator:
             self._latents = (key, self.make_latents(*key))
         return self._latents[1]
 
-    def judge(self, case: Case, stored: Golden, decoded: Decoded, *, decode: Decode | None = None) -> CaseResult:
+    def judge(
+        self, case: Case, stored: Golden, decoded: Decoded, *, decode: Decode | None = None, held: bool = False
+    ) -> CaseResult:
         """Measure a decode against its golden, and against its oracle if it is the model's own; gate it.
 
-        `decode` made it, if it is somebody's own.
+        `decode` made it, if it is somebody's own; `held` as for `case`.
         """
         by_somebody_else = decode is not None
         reasons = list(gates.receipt_reasons(decoded.receipts, case.plan.settings, repeat_exact=decoded.repeat_exact))
@@ -271,21 +276,20 @@ class Evaluator:
         held = any(limit.times_plain is not None for limit in limits.values())
         plain = self.plain(case.model, case.latents)
         costs = plain.costs(case.plan, limits, decoded.seconds) if held else {}
-        seen = gates.judge(measurements, limits, instruments=blame(), plain=costs)
+        over = gates.judge(measurements, limits, instruments=blame(), plain=costs)
         approved = approved_values(
             stored.approved, environment_class(self.device), case.plan, gate=self.gate_regressions
         )
         if approved is not None and approved.gated:
-            seen += gates.regressions(measurements, approved.values, approved.floors)
-        reasons += seen
+            over += gates.regressions(measurements, approved.values, approved.floors)
+        reasons += over
         if not by_somebody_else:
             reasons += plain.peak_reasons(case.plan, decoded.memory.allocated_peak_bytes)
         if reasons:
             blamed = gates.diagnosis(tuple(reasons))
             strange = not by_somebody_else and gates.surprise(case, gates.verdict(tuple(reasons)), blamed)
             expected = self._oracle[1] if self._oracle and "not_as_specified" in blamed else None
-            # within every limit and equal to its oracle, the picture is not what is wrong: its error is honest
-            pixels = bool(seen) or oracles.NAME not in measurements
+            pixels = not _honest(case, measurements, over=bool(over), held=held)
             why = self._why(case.plan, stored, decoded, measurements, expected, pixels=pixels, again=strange)
             reasons += self._overflow(case.plan, stored, decoded, decode)
             reasons += [each for each in why if not set(each.diagnosis) <= set(blamed)]
@@ -386,3 +390,12 @@ class Evaluator:
             frames=decoded.sample.shape[2] if decoded.sample.ndim == 5 else 1,
             data_range=self.models[case.model].data_range,
         )
+
+
+def _honest(case: Case, measurements: dict[str, Measurement], *, over: bool, held: bool) -> bool:
+    """Whether what the pixels show is the option's own price and no fault: the decode equals its oracle, and either no
+    limit is passed (`over`), or it is cut into tiles or chunks and the full decode held."""
+    found = measurements.get(oracles.NAME)
+    if found is None or gates.judge({oracles.NAME: found}, {oracles.NAME: oracles.LIMIT}, instruments=blame()):
+        return False
+    return not over or (held and (case.plan.tiling is not None or case.plan.temporal is not None))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from fidelity import frames
 from fidelity.detectors.cause import causes
 from fidelity.detectors.grid import Layout, layout
 from fidelity.lazy import torch
@@ -69,6 +70,9 @@ def reasons(
         placed = list(_placed(candidate, expected, tiles, plan, receipts, data_range))
         # one gain and offset for the whole picture stands only where the error is no tile's
         found = placed or found
+    if expected is not None:
+        told = frames.placed(candidate, expected, plan, receipts, data_range)
+        found = [told, *found] if told is not None else found
     return found + list(_blurred(measurements, BLUR if plan.tiling is None else BLUR_TILED))
 
 

@@ -180,7 +180,7 @@ def _answer(bench: Any, task: Task) -> Iterator[Reply]:
             yield Held(bench.renewed(model, latents) if renew else bench.reference(model, latents, recorded=record))
         case Judge(cases):
             for one in cases:
-                yield Judged(bench.case(one))
+                yield Judged(bench.case(one, held=True))  # a run judges what leans on a reference that held
         case Floors(model, latents, plans, conditions):
             yield Floored(bench.plain(model, latents).noise(plans, conditions))
         case Probe(model, latents, tilings):

@@ -21,6 +21,7 @@ LAYERS = (
     {
         "runner",
         "oracles",
+        "frames",
         "naming",
         "checks",
         "noise",

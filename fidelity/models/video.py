@@ -87,13 +87,16 @@ def seeded(module: Any, seed: int) -> Any:
     """
     generator = torch.Generator("cpu").manual_seed(seed)
     with torch.no_grad():
-        for _, weight in sorted(module.named_parameters()):
-            if weight.ndim < 2:
-                continue  # what a bias and a norm start from
+        for name, weight in sorted(module.named_parameters()):
+            if name.endswith("bias"):
+                weight.zero_()
+                continue
+            if weight[0].numel() == 1:  # a norm's gain
+                weight.fill_(1.0)
+                continue
             uniform = torch.rand(weight.shape, generator=generator, dtype=torch.float64) + 2.0**-54
             normal = torch.special.ndtri(uniform).mul(4096).round().div(4096)
-            if weight[0].numel() > 1:
-                weight.copy_(normal / weight[0].numel() ** 0.5)
+            weight.copy_(normal / weight[0].numel() ** 0.5)
     return module
 
 

@@ -258,17 +258,15 @@ class Bench:
             self._recorded.add((model, latents))
 
     def judge(self, variant: Variant) -> Outcome:
-        """Inject and judge. A fault that no case shows may still move the reference, which a run decodes first."""
+        """Inject and judge, as a run does: first the reference, which a fault of the full decode moves; then the case."""
         case = self.case(variant.plan, variant.latents, variant.fault.model)
         self.record(case.model, case.latents)
         torch.manual_seed(0)
         with variant.inject():
             evaluator = self._evaluator()
-            result = evaluator.case(case)
-            if result.verdict != "pass":
-                return Outcome(variant, result)
             reference = evaluator.reference(case.model, case.latents)
-        if reference.ok:
+            result = evaluator.case(case, held=reference.ok)
+        if reference.ok or result.verdict != "pass":
             return Outcome(variant, result)
         drifted = msgspec.structs.replace(result, verdict="error", diagnosis=("drift", *reference.diagnosis))
         return Outcome(variant, drifted, "reference")
@@ -280,7 +278,7 @@ class Bench:
         if inapplicable(case.plan, chosen, SOURCES[latents].shape(chosen.geometry)):
             return None
         self.record(case.model, latents)
-        return self.honest.case(case)
+        return self.honest.case(case, held=True)
 
 
 def false_alarms(
