@@ -139,6 +139,22 @@ def test_the_profile_is_each_frame_s_error(golden):
     assert found.where == {"image": 0, "frame": int(expected.argmax())}
 
 
+def test_frames_that_stand_out_are_listed(golden):
+    candidate = v.noise(golden, 0.3)
+    candidate[:, :, :2] = v.noise(golden, 2.0)[:, :, :2]
+    assert v.measure("frame_rmse", candidate, golden).details["stand_out"] == [0, 1]
+
+
+def test_rough_steps_are_those_of_the_pixels(golden):
+    candidate = v.noise(golden, 0.5)
+    rough = courses(Pair(candidate, golden, v.RANGE))[0].rough
+    error = (candidate - golden).numpy().astype(np.float64)[0] * 127.5
+    steps = (np.diff(error, axis=1) ** 2).mean(0)
+    assert float(rough[0].sum()) == 0
+    np.testing.assert_allclose(rough[1:, 1], steps[:, :32, 32:].mean((1, 2)), rtol=1e-4)
+    np.testing.assert_allclose(rough[1:, 2], steps[:, 32:, :32].mean((1, 2)), rtol=1e-4)
+
+
 def test_flicker_s_profile_is_the_mean_luma_of_the_error(golden):
     candidate = v.noise(golden, 0.5)
     error = (candidate - golden).numpy().astype(np.float64) * 127.5
