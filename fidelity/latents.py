@@ -209,7 +209,7 @@ def _step_source(name: str, summary: str) -> LatentSource:
     def shape(geometry: Geometry) -> tuple[int, ...]:
         if not geometry.video:
             raise LatentsError(f"latents {name!r}: a step in time needs a model of videos, this one is of images")
-        return (2, geometry.latent_channels, CLIP, 8, 12)
+        return (2, geometry.latent_channels, CLIP, 7, 10)
 
     def make(model: Model, module: nn.Module) -> Latents:
         drawn = _temporal_step(shape(model.geometry)).to(torch.float32)

@@ -86,10 +86,10 @@ training; it has seen brick, gravel and hubble_deep_field.
 
 PANS: dict[str, tuple[str, tuple[tuple[Photograph, tuple[int, int]], ...]]] = {
     "photo-pan": (
-        "two videos, a camera moving over a face and a cup, 64×96",
+        "two videos, a camera moving over a face and a cup, 56×80",
         (
-            (Photograph("astronaut.png", 30, 140, 64, 96), (0, 1)),
-            (Photograph("coffee.png", 150, 210, 64, 96), (1, 1)),
+            (Photograph("astronaut.png", 34, 150, 56, 80), (0, 1)),
+            (Photograph("coffee.png", 156, 220, 56, 80), (1, 1)),
         ),
     ),
 }
