@@ -114,7 +114,7 @@ def _recommended(run: RunResult) -> list[str]:
     return [
         "### Least memory with every gate passed",
         "",
-        *table(["model", "plans that pass", "recommended", "peak", "saved"], rows[:20], right=2),
+        *table(["model", "plans that pass", "plan", "peak", "saved"], rows[:20], right=2),
         *([f"… and {len(rows) - 20} more models"] if len(rows) > 20 else []),
     ]
 
