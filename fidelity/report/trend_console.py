@@ -10,7 +10,7 @@ from rich.text import Text
 from fidelity.report import trend as said
 from fidelity.report import words
 from fidelity.report.console import console, fold
-from fidelity.trend import Trend
+from fidelity.trend import Series, Trend
 
 MOST_SERIES = 30
 
@@ -21,7 +21,11 @@ def show(trend: Trend, *, stream: TextIO | None = None, width: int | None = None
     out.print(_runs(trend))
     out.print()
     drifting = {(one.case, one.name) for one in trend.drifts}
-    ordered = sorted(trend.series, key=lambda one: ((one.case, one.name) not in drifting, -said.moved(one)))
+
+    def order(one: Series) -> tuple[bool, bool, float]:
+        return ((one.case, one.name) not in drifting, one.unit == "s", -said.moved(one))  # times always move
+
+    ordered = sorted(trend.series, key=order)
     shown = ordered[:MOST_SERIES]
     grid = Table(
         Column("case", no_wrap=True), Column("measurement", no_wrap=True), Column("", no_wrap=True),
