@@ -11,7 +11,7 @@ from fidelity.trend import SAME_DRIFT, SAME_SHARE
 UNKNOWN = "an unknown environment"
 OTHER_DRIFT = {"fp32": 0.1, "bf16": 1.0, "fp16": 0.25}
 """Grey levels RMSE between environment classes: other kernels move an fp32 decode by 2e-5 of 2 (the limit is that of
-`evaluator.DRIFT_LIMIT_OTHER`), a bf16 decode by one grey level, and fp16, with eight times its digits, by an eighth of
+`references.DRIFT_LIMIT_OTHER`), a bf16 decode by one grey level, and fp16, with eight times its digits, by an eighth of
 that beside fp32's own."""
 
 

@@ -110,7 +110,7 @@ def _film(photo: Photograph, step: tuple[int, int], frames: int) -> torch.Tensor
 
 
 def _pan_source(name: str, summary: str, films: tuple[tuple[Photograph, tuple[int, int]], ...]) -> LatentSource:
-    height, width = films[0][0].height, films[0][0].width
+    height, width = films[0][0].size
 
     def shape(geometry: Geometry) -> tuple[int, ...]:
         f = geometry.spatial
@@ -138,7 +138,7 @@ def _photo_source(name: str, summary: str, photos: tuple[Photograph, ...]) -> La
         latents, image = _encode([photo.read() for photo in photos], model, module)
         return _finish(latents, model, source, image)
 
-    shape = partial(_image_shape, name, len(photos), (photos[0].height, photos[0].width))
+    shape = partial(_image_shape, name, len(photos), photos[0].size)
     source = LatentSource(name, summary, shape, make)
     return source
 

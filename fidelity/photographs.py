@@ -26,13 +26,19 @@ SHA256 = {
 
 @dataclass(frozen=True)
 class Photograph:
-    """A part of a file of `skimage/data`: its place and size in pixels."""
+    """A part of a file of `skimage/data`: its place and size in pixels, and how many of them one pixel of it takes."""
 
     file: str
     top: int
     left: int
     height: int
     width: int
+    shrink: int = 1
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of what is read, in pixels."""
+        return self.height // self.shrink, self.width // self.shrink
 
     def read(self) -> Image.Image:
         """The part as an RGB picture. Raises LatentsError if the file is missing or is another one."""
@@ -53,7 +59,8 @@ class Photograph:
             top, left = self.top + down, self.left + right
             if min(top, left) < 0 or top + self.height > picture.height or left + self.width > picture.width:
                 raise LatentsError(f"photograph {path}: the part at {top}, {left} reaches beyond the picture")
-            return picture.convert("RGB").crop((left, top, left + self.width, top + self.height))
+            part = picture.convert("RGB").crop((left, top, left + self.width, top + self.height))
+        return part.reduce(self.shrink) if self.shrink > 1 else part
 
 
 PHOTOGRAPHS: dict[str, tuple[str, tuple[Photograph, ...]]] = {
@@ -88,9 +95,9 @@ PANS: dict[str, tuple[str, tuple[tuple[Photograph, tuple[int, int]], ...]]] = {
     "photo-pan": (
         "two videos, a camera moving over a face and a cup, 56×80",
         (
-            (Photograph("astronaut.png", 34, 150, 56, 80), (0, 1)),
-            (Photograph("coffee.png", 156, 220, 56, 80), (1, 1)),
+            (Photograph("astronaut.png", 8, 110, 168, 240, shrink=3), (0, 3)),
+            (Photograph("coffee.png", 130, 180, 168, 240, shrink=3), (3, 3)),
         ),
     ),
 }
-"""Videos: where each begins, and how many pixels down and right it moves with every frame."""
+"""Videos: where each begins, and how many pixels of the file it moves down and right with every frame."""

@@ -18,7 +18,7 @@ CONCORDANCE = 0.6
 """Kendall's τ of values against time from which a series counts as going one way."""
 GREY = "grey levels"
 SAME_DRIFT = 1e-3
-"""Grey levels: what a repeated decode may differ by in one environment class, as in `evaluator.DRIFT_LIMIT_SAME`."""
+"""Grey levels: what a repeated decode may differ by in one environment class, as in `references.DRIFT_LIMIT_SAME`."""
 SAME_SHARE = 1e-3
 """The same for measurements of other units, as a share of what they were."""
 SAME_LEAST = 1e-6
