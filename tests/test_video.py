@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from fidelity.optimizations import apply_plan, inapplicable
 from fidelity.records import DecodePlan, Geometry, Temporal, TileAxis, Tiling
 from fidelity.registry import FAMILIES, LATENTS, MODELS
 from fidelity.runner import Runner
+from tests.suites import fidelity
 
 registry.load_plugins()
+ROOT = Path(__file__).resolve().parents[1]
 WAN, HUNYUAN = FAMILIES.get("AutoencoderKLWan"), FAMILIES.get("AutoencoderKLHunyuanVideo")
 TINY_HUNYUAN = {**UNROLLED, "block_out_channels": [8, 8, 8, 8], "norm_num_groups": 4, "layers_per_block": 1}
 WAN22 = {**SMALL_WAN, "is_residual": True, "in_channels": 12, "out_channels": 12, "patch_size": 2,
@@ -291,3 +294,12 @@ def test_weights_that_are_seeded_are_the_same_each_time():
 def test_frames_of_a_sample():
     assert [Geometry(8, 4, 4, 3, True).sample_frames(n) for n in (1, 2, 6)] == [1, 5, 21]
     assert isinstance(HUNYUAN.frame_axis(Geometry(8, 4, 4, 3, True), 6, Temporal(2, 0.0)), TileAxis)
+
+
+@pytest.mark.slow
+def test_a_sample_of_the_video_suite_ends_as_it_says(tmp_path):
+    """Chunks that jump and chunks that do not, judged by goldens."""
+    glob = "*photo-pan/*-t0-f[24]*-none"
+    done = fidelity("run", "suites/video.toml", "--out", tmp_path / "out", "--case", glob, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed, 2 failed as expected" in done.stdout
