@@ -62,7 +62,8 @@ def inspect(model: Model, photographs: list[LatentSource], device: str = "cpu") 
             made = source.make(model, runner.module)
         except LatentsError:  # a video model takes no photographs: the profile below then uses seeded latents
             continue
-        first = made.tensor[:1] if first is None else first
+        if first is None and min(made.tensor.shape[-2:]) >= reach_.LEAST:
+            first = made.tensor[:1]
         if made.image is not None:
             trips[source.name] = _psnr(_decode(runner, made.tensor), made.image, model.data_range)
     latents = first if first is not None else _seeded(model)
