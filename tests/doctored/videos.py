@@ -88,9 +88,9 @@ def _latents(name: str) -> torch.Tensor:
 def decoded(name: str = "face", dtype: str = "fp32") -> torch.Tensor:
     """(1, 3, FRAMES + 1, H, W): the film, each frame through the autoencoder in that precision."""
     model, module = _reference()
-    half = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    latents = _latents(name).to({"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
     with torch.inference_mode(), apply_plan(module, DecodePlan(dtype=dtype), model=model, device="cpu"):
-        sample = model.family.decode(module, _latents(name).to(half)).float()
+        sample = model.family.decode(module, latents).float()
     return sample.transpose(0, 1)[None].clone()
 
 
