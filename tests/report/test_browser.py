@@ -380,6 +380,7 @@ def test_chart_opens_a_case_and_table_points_back(visit, report):
     assert page.evaluate("Chart.getChart('chart').getActiveElements().length") == 1
 
 
+EDGES = "Chart.getChart(document.querySelector('{} canvas')).options.plugins.marks.edges"
 LINE = "Chart.getChart(document.querySelector('{} canvas')).data.datasets[0].data.map(point => point.y)"
 
 
@@ -392,14 +393,16 @@ def test_profiles_memory_and_tone_are_drawn(visit, report):
     scripts = page.eval_on_selector_all("script[id^=case-]", "nodes => nodes.map(node => node.textContent)")
     stored = next(found for found in map(json.loads, scripts) if found["id"] == SEAMED)
     assert max(held) == stored["memory"]["allocated_peak_bytes"] == max(stored["memory"]["timeline"])
+    assert page.evaluate(EDGES.format(".cols .profile")) == [held.index(max(held))]
+    assert page.evaluate(EDGES.format(".profiles")) == [48, 96]
     assert page.locator(".stages i").count() == 5
     cells = page.locator(".heat td").all_inner_texts()
     assert len(cells) == 9
     assert cells[1].startswith("+1.68")
-    page.locator(".heat td >> nth=8").click()
+    page.locator(".heat td >> nth=7").click()
     page.wait_for_selector("circle.ring")
     ring = page.locator("circle.ring").first
-    assert (ring.get_attribute("cx"), ring.get_attribute("cy")) == ("112.5", "112.5"), "the last tile, from 96 to 128"
+    assert (ring.get_attribute("cx"), ring.get_attribute("cy")) == ("72.5", "112.5"), "from 48 to 96, 96 to 128"
 
 
 def test_approved_values_stand_beside_the_measured_and_say_if_they_are_gated(visit, report):
@@ -439,6 +442,7 @@ def test_a_video_is_scrubbed_stepped_and_clicked_frame_by_frame(visit, video):
     error = np.sqrt(((candidate - golden)[1] ** 2).mean((1, 2, 3)))
     assert values == pytest.approx(error.tolist())
     assert "chunk starts (5, 9, 13)" in page.inner_text(".film .about")
+    assert page.evaluate(EDGES.format(".film-profile")) == [5, 9, 13]
     page.select_option(".film select", "rmse")
     assert page.evaluate(LINE.format(".film-profile")) == values
     spot = page.evaluate("""() => {

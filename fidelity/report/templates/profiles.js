@@ -58,7 +58,7 @@ function means(candidate, golden) {
 function lineChart(canvas, data, options = {}) {
   const { edges = [], points = false, zero = false, stepped = false } = options;
   const { at = null, pick = null, level = null, step } = options;
-  const marks = { id: "marks", afterDraw(chart) {
+  const marks = { id: "marks", afterDraw(chart, _, about) {
     const { ctx, chartArea: area, scales } = chart;
     const line = (value, tint, dash) => {
       const x = scales.x.getPixelForValue(value);
@@ -66,7 +66,7 @@ function lineChart(canvas, data, options = {}) {
       ctx.beginPath(); ctx.moveTo(x, area.top); ctx.lineTo(x, area.bottom); ctx.stroke();
     };
     ctx.save();
-    edges.forEach((edge) => line(edge, colour("soft"), [4, 4]));
+    about.edges.forEach((edge) => line(edge, colour("soft"), [4, 4]));
     if (at) line(at(), colour("surprise"), []);
     ctx.restore();
   } };
@@ -77,7 +77,7 @@ function lineChart(canvas, data, options = {}) {
       borderColor: tint, pointBackgroundColor: tint, backgroundColor: `${tint}26` }] },
     options: { animation: false, maintainAspectRatio: false, parsing: false,
       onClick: (event, _, chart) => { if (pick) pick(chart.scales.x.getValueForPixel(event.x)); },
-      plugins: { legend: { display: false }, tooltip: { enabled: false } },
+      plugins: { legend: { display: false }, tooltip: { enabled: false }, marks: { edges } },
       scales: {
         x: { type: "linear", min: 0, max: data.length - 1, grid: { display: false }, ticks: { ...ink, precision: 0 } },
         y: { beginAtZero: zero, grid: { color: colour("line") },
