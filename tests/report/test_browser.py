@@ -378,6 +378,8 @@ def test_chart_opens_a_case_and_table_points_back(visit, report):
     page.wait_for_timeout(200)  # the chart answers the pointer's leaving in its next frame
     page.locator(f'#table tr[data-id="{SEAMED}"]').hover()
     assert page.evaluate("Chart.getChart('chart').getActiveElements().length") == 1
+    page.locator(f'#table tr[data-id="{SEAMED}"] .verdict').click()
+    assert page.inner_text("dialog .id") == SEAMED, "a row opens its case anywhere"
 
 
 EDGES = "Chart.getChart(document.querySelector('{} canvas')).options.plugins.marks.edges"
