@@ -166,6 +166,8 @@ def test_pictures_difference_and_amplification(visit, report, tmp_path):
             slide(page, "gain", power)
             assert canvas(page, 2, (x, y)) == (128 + 2**power * gap).clip(0, 255).tolist()
     assert "×64" in page.inner_text(".panes figure:nth-child(3) figcaption")
+    columns = (candidate - golden).mean((0, 2))
+    assert page.evaluate(LINE.format(".profiles")) == pytest.approx(columns.tolist(), abs=1e-6)
 
 
 def test_blink_and_onion_skin_show_both(visit, report):
@@ -469,7 +471,7 @@ def test_a_video_plays_and_pauses_and_keeps_the_way_of_looking(visit, video):
     assert page.locator(".stage").count() == 1
     slide(page, "frame", 3)
     at_frame(page, 3)
-    page.click('[data-act="jump"]')
+    page.keyboard.press("s")
     at_frame(page, film.JUMP)
     page.wait_for_selector("circle.ring")
     slide(page, "frame", 3)
