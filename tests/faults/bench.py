@@ -16,7 +16,18 @@ from fidelity import suite as suites
 from fidelity.evaluator import Evaluator
 from fidelity.latents import digest
 from fidelity.optimizations import inapplicable
-from fidelity.records import Case, CaseResult, DecodePlan, Geometry, Latents, LatentSource, Limit, Model, Tiling
+from fidelity.records import (
+    Case,
+    CaseResult,
+    DecodePlan,
+    Geometry,
+    Latents,
+    LatentSource,
+    Limit,
+    Model,
+    Reference,
+    Tiling,
+)
 from tests.faults.record import Variant
 
 SUITES = Path(__file__).resolve().parents[2] / "suites"
@@ -258,13 +269,13 @@ class Bench:
             self._recorded.add((model, latents))
 
     def judge(self, variant: Variant) -> Outcome:
-        """Inject and judge, as a run does: first the reference, which a fault of the full decode moves; then the case."""
+        """Inject and judge, as a run does: the reference first, which a fault of the full decode moves."""
         case = self.case(variant.plan, variant.latents, variant.fault.model)
         self.record(case.model, case.latents)
         torch.manual_seed(0)
         with variant.inject():
             evaluator = self._evaluator()
-            reference = evaluator.reference(case.model, case.latents)
+            reference = _reference(evaluator, case)
             result = evaluator.case(case, held=reference.ok)
         if reference.ok or result.verdict != "pass":
             return Outcome(variant, result)
@@ -279,6 +290,15 @@ class Bench:
             return None
         self.record(case.model, latents)
         return self.honest.case(case, held=True)
+
+
+def _reference(evaluator: Evaluator, case: Case) -> Reference:
+    """The reference held against its golden; one that cannot even be decoded does not hold."""
+    try:
+        return evaluator.reference(case.model, case.latents)
+    except Exception as error:  # a faulty decode may raise anything
+        said = f"{type(error).__name__}: {error}"
+        return Reference(case.model, case.latents, None, 0.0, False, True, reason=said, diagnosis=("crash",))
 
 
 def false_alarms(
