@@ -104,7 +104,11 @@ def main() -> None:
         PLOT.write_text(plot(points), encoding="utf-8")
         print(f"wrote {PLOT}")
     sys.exit(
-        any(abs(p.error) > (LIMIT_CUDA if p.group == "cuda" else LIMIT_CPU) for p in points if p.group != "reserved")
+        any(
+            abs(p.error) > (LIMIT_CUDA if p.group == "CUDA allocated" else LIMIT_CPU)
+            for p in points
+            if p.group != "CUDA reserved"
+        )
     )
 
 
@@ -185,8 +189,8 @@ def of_published() -> Iterator[Point]:
         about = f"{name} {side}² {dtype}"
         if allocated is not None:
             held = " (held out)" if held_out else ""
-            yield Point("cuda", f"{about} allocated{held}", found.allocated_peak_bytes, allocated * GIB)
-        yield Point("reserved", f"{about} reserved", found.reserved_peak_bytes or math.nan, reserved * GIB)
+            yield Point("CUDA allocated", f"{about} allocated{held}", found.allocated_peak_bytes, allocated * GIB)
+        yield Point("CUDA reserved", f"{about} reserved", found.reserved_peak_bytes or math.nan, reserved * GIB)
 
 
 def of_speed() -> None:
@@ -215,7 +219,7 @@ def plot(points: list[Point]) -> str:
         return side * (math.log10(value / 2**20) - low) / (high - low)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + side + 190} {side + 60}"',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + side + 320} {side + 60}"',
         'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>',
         f'<g transform="translate({left},10)"><rect width="{side}" height="{side}" fill="none" stroke="#999"/>',
         f'<line x1="0" y1="{side}" x2="{side}" y2="0" stroke="#999"/>',

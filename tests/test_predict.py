@@ -34,6 +34,7 @@ def found():
 # ---------------------------------------------------------------- what it says
 
 
+@pytest.mark.slow
 def test_json_is_one_object_with_the_peaks_and_stages(capsys):
     code, out, _ = run(capsys, "reference-kl", "--size", "64x96", "--json")
     told = json.loads(out)
@@ -47,6 +48,7 @@ def test_json_is_one_object_with_the_peaks_and_stages(capsys):
     assert told["weights_bytes"] == 4 * sum(weight.numel() for weight in KL.load().parameters())
 
 
+@pytest.mark.slow
 def test_words_name_the_peak_its_holders_and_the_largest_tensor(found):
     text = "\n".join(prediction.lines(found))
     assert found.largest.times_latents == found.largest.bytes / (4 * 16 * 16 * 2)
