@@ -257,9 +257,12 @@ class Workspace:
         done = self.run(line)
         assert done.returncode == command.status, f"{line}\n{done.stdout}{done.stderr}"
         if line == command.line:
-            printed = {digits(each) for each in (done.stdout + done.stderr).splitlines()}
+            printed = [digits(each) for each in (done.stdout + done.stderr).splitlines()]
             for shown in command.prints:
-                assert shown == "…" or digits(shown) in printed, f"{line} does not print: {shown}\n{done.stdout}"
+                pattern = ".*".join(re.escape(part) for part in digits(shown).split("…"))
+                assert any(re.fullmatch(pattern, each) for each in printed), (
+                    f"{line} does not print: {shown}\n{printed}"
+                )
 
     def run(self, line: str) -> subprocess.CompletedProcess[str]:
         """Run a command line of fidelity, pytest or python, once."""
