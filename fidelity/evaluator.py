@@ -88,7 +88,8 @@ class Evaluator(References):
         try:
             decoded = self.runner(case.model).decode(stored.latents, case.plan, decode=decode)
         except Exception as error:  # a decode may raise anything; its kind and words are the evidence
-            return self._finish(case, "error", (crash(error),))
+            again = [] if decode is not None else why.crashed(self.runner(case.model), case.plan, stored)
+            return self._finish(case, "error", (crash(error), *again))
         return self.judge(case, stored, decoded, decode=decode, held=held)
 
     def _check(self, case: Case, check: Check) -> CaseResult:

@@ -137,6 +137,16 @@ class Runner:
 
             yield decode
 
+    def passes_afresh(self, latents: Tensor, plan: DecodePlan) -> bool:
+        """Whether a decode under `plan` passes on an instance that has decoded nothing before."""
+        module = self.model.load().to(self.device)
+        try:
+            with torch.no_grad(), optimizations.apply_plan(module, plan, model=self.model, device=self.device):
+                self.model.family.decode(module, self._feed(latents, plan))
+        except Exception:  # whatever it raises: the answer is no
+            return False
+        return True
+
     def peak_bytes(self, latents: Tensor, plan: DecodePlan) -> int | None:
         """The allocated peak of one decode under `plan`; None where it has no figure."""
         with (

@@ -44,6 +44,14 @@ def reasons(
     return found + (_second_look(runner, plan, stored, decoded) if again else [])
 
 
+def crashed(runner: Runner, plan: DecodePlan, stored: Golden) -> list[Reason]:
+    """Whether a decode that raised passes on a fresh instance: then an earlier decode left something behind."""
+    if not runner.passes_afresh(stored.latents, plan):
+        return []
+    said = "the same decode passes on an instance that decoded nothing before: an earlier decode left something behind"
+    return [Reason("state", said, diagnosis=("state_leak",))]
+
+
 def _second_look(runner: Runner, plan: DecodePlan, stored: Golden, decoded: Decoded) -> list[Reason]:
     try:
         with runner.applied(plan) as decode, witness.dtypes() as seen:

@@ -196,7 +196,7 @@ def cache_copied() -> Iterator[None]:
 PAN, FILM = ("cat-pan",), ("film",)
 VIDEO = "reference-video"
 FAULTS = (
-    Fault("causal cache not cleared", "26", never_cleared, ("state_leak", "nondeterministic", "geometry"),
+    Fault("causal cache not cleared", "26", never_cleared, ("state_leak", "nondeterministic", "crash"),
           STREAMED, FILM, model="small-wan"),
     Fault("causal cache of another clip", "26", first_frames_of_another,
           ("state_leak", "nondeterministic", "not_as_specified"), ("fp32", "fp32,slicing", "bf16,slicing"), FILM,
