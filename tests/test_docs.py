@@ -33,20 +33,19 @@ PAGES = [
 ]
 
 ONE = "--case reference-kl/photo-pair/bf16-upcast0-slice0-t0-none"
-CHUNKS = "--case '*/photo-pan/fp32-*-f2o0-none'"
+CHUNKS, JUMP = "--case '*photo-pan/fp32-upcast0-slice0-t0*'", "--case '*/photo-pan/fp32-*-f2o0-none'"
 SHORTER = {
     "fidelity run suites/smoke.toml": "--case '*-t16o0-*'",
     "fidelity run suites/overlap.toml": "--case '*-t0-none'",
-    "fidelity run suites/video.toml": CHUNKS,
-    "fidelity run suites/video.toml --case '*photo-pan/fp32-upcast0-slice0-t0*'": CHUNKS,
-    "fidelity run suites/reference.toml": ONE,
-    "fidelity run suites/reference.toml --out runs/base": ONE,
+    "fidelity run suites/video.toml": f"{CHUNKS} {JUMP}",
+    f"fidelity run suites/video.toml {CHUNKS}": JUMP,
+    "fidelity run suites/reference.toml": f"--out runs/base --history history.db {ONE}",
+    "fidelity run suites/reference.toml --out runs/base": f"--history history.db {ONE}",
+    "fidelity run suites/reference.toml --history history.db": f"--out runs/base {ONE}",
     "fidelity run suites/reference.toml --out runs/head": ONE,
-    "fidelity run suites/reference.toml --history history.db": ONE,
     'fidelity golden approve suites/reference.toml --reason "why these measurements are right"': ONE,
-    "pytest suites/smoke.toml -k 'bf16 and not t16'": "-p no:cacheprovider",
 }
-"""Commands that take minutes, and what is added to them here: one case of many."""
+"""Commands that take minutes, and what is added here: one case of many (the last --case counts), shared if it can be."""
 
 NOT_RUN = {
     "pip install -e .": "installs",
@@ -67,8 +66,12 @@ NOT_RUN = {
 SHORTER_CODE = {'case="*-disk"': 'case="reference-kl/photo-pair/bf16-upcast0-slice1-t0-disk"'}
 """The same for what a python block asks for."""
 
-BEFORE = {"docs/ci.md": [f"fidelity run suites/reference.toml --out runs/{side} {ONE}" for side in ("base", "head")]
-          + [f"fidelity run suites/reference.toml --history history.db {ONE}"]}  # fmt: skip
+BEFORE = {
+    "docs/ci.md": [
+        "fidelity run suites/reference.toml --out runs/base",
+        "fidelity run suites/reference.toml --out runs/head",
+    ]
+}
 """What a page takes as done, where it does not begin at the beginning."""
 
 READERS = {"my_decode": "def my_decode(module, latents):\n    return module.decode(latents)\n"}
@@ -176,6 +179,15 @@ def test_what_is_not_run_or_run_shorter_is_in_the_pages():
     assert all(each in code for each in [*SHORTER_CODE, *READERS])
 
 
+def test_a_file_of_the_reader_s_is_used_by_its_page():
+    for block in every("python"):
+        if block.path is not None:
+            lines = [
+                command.line for other in blocks(block.page) if other.language == "bash" for command in commands(other)
+            ]
+            assert any(block.path in line or Path(block.path).stem in shlex.split(line) for line in lines), block.path
+
+
 def test_a_benchmark_that_is_not_run_is_there():
     for line in (line for line in NOT_RUN if line.startswith("python ")):
         name = shlex.split(line)[-1]
@@ -265,15 +277,16 @@ class Workspace:
                 )
 
     def run(self, line: str) -> subprocess.CompletedProcess[str]:
-        """Run a command line of fidelity, pytest or python, once."""
-        if line not in self.done:
-            program, *words = shlex.split(line)
+        """Run a command line of fidelity or pytest, once whatever the order of its options."""
+        program, *words = shlex.split(line)
+        key = " ".join(sorted([program, *words]))
+        if key not in self.done:
             assert program in ("fidelity", "pytest"), f"{line}: say in NOT_RUN why it is not run"
-            module = {"fidelity": "fidelity.cli", "pytest": "pytest"}[program]
             if words[0] == "run":
                 words += ["--jobs", "1"]  # a second worker would import everything once more
-            self.done[line] = self.process("-m", module, *words)
-        return self.done[line]
+            module = ["fidelity.cli"] if program == "fidelity" else ["pytest", "-p", "no:cacheprovider"]
+            self.done[key] = self.process("-m", *module, *words)
+        return self.done[key]
 
     def process(self, *words: str) -> subprocess.CompletedProcess[str]:
         github = ("GITHUB_ACTIONS", "GITHUB_SHA", "GITHUB_STEP_SUMMARY", "FIDELITY_SCREENSHOTS", "PYTEST_ADDOPTS")
@@ -302,15 +315,12 @@ class Workspace:
         assert done.returncode == 0, f"{block.page}:{block.line}\n{done.stdout}{done.stderr}"
 
     def python(self, block: Block) -> None:
-        if re.search(r"^def test_", block.text, re.MULTILINE):
-            name = block.path or f"tests/test_{Path(block.page).stem}_{block.line}.py"
-            (self.folder / name).write_text(self.code(block))
-            done = self.process("-m", "pytest", "-q", "-p", "no:cacheprovider", name)
-        elif block.path is None:
-            (self.folder / "snippet.py").write_text(self.code(block))
-            done = self.process("snippet.py")
-        else:
-            return  # a command of the page uses it
+        if block.path is not None:  # a command of the page uses it
+            return
+        tests = re.search(r"^def test_", block.text, re.MULTILINE)
+        name = "tests/test_snippet.py" if tests else "snippet.py"
+        (self.folder / name).write_text(self.code(block))
+        done = self.process(*(["-m", "pytest", "-q", "-p", "no:cacheprovider", name] if tests else [name]))
         assert done.returncode == 0, f"{block.page}:{block.line}\n{done.stdout}{done.stderr}"
 
     def code(self, block: Block) -> str:
@@ -348,6 +358,6 @@ def write_latents(path: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
 def test_a_page_runs_from_top_to_bottom(page, workspace):
     for line in BEFORE.get(page, ()):
-        assert workspace.run(line).returncode == 0
+        workspace.command(Command(line))
     for block in blocks(page):
         workspace.read(block)
