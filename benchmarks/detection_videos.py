@@ -11,9 +11,10 @@ from detection import Injury
 from fidelity.records import TileAxis
 from tests.doctored import videos as doctored
 
-ALARMS = {"frame_step": 0.3, "frame_flicker": 0.3, "frame_ghost": 0.02}
-"""Grey levels, and a share: a value above it is an alarm."""
-ALARM_SAID = "0.3 grey levels, of `frame_ghost` above a share of 2 %"
+ALARMS = {"frame_step": 0.5, "frame_flicker": 1.0, "frame_ghost": 0.02}
+"""Grey levels, and a share: a value above it is an alarm. Near black bf16 rounds to half a level, and flat dark frames
+go up and down by that together: 13 of 400 clean decodes flicker by more than 0.3, by 0.9 at most."""
+ALARM_SAID = "half a grey level, of `frame_flicker` one, of `frame_ghost` a share of 2 %"
 HARD, BLENDED = doctored.axis(), doctored.axis(4)
 
 
