@@ -72,6 +72,7 @@ def check(
     Raises AssertionError with the reasons if it does not pass, RequestError if the request is wrong.
     """
     registry.load_plugins()
+    __tracebackhide__ = True  # pytest shows the caller's line and the reasons, not ours
     claimed = suite_.parse_plan(plan, registry) if isinstance(plan, str) else plan or DecodePlan()
     check_device(device)
     if not isinstance(claimed, DecodePlan):

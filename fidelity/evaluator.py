@@ -174,12 +174,14 @@ class Evaluator(References):
         return msgspec.structs.replace(result, approved=approved)
 
     def _measure(self, case: Case, stored: Golden, decoded: Decoded) -> tuple[Any, Any]:
-        key = (latents_.digest(decoded.sample), str(case.plan.tiling), str(case.plan.temporal))
-        if key not in self._measured:
-            data_range = self.models[case.model].data_range
-            measurements = measure(decoded.sample, stored.sample, case.plan, decoded.receipts, data_range)
+        data_range, receipts = self.models[case.model].data_range, decoded.receipts
+        cuts = (str(receipts.get(option, {}).get("grid")) for option in ("tiling", "temporal"))
+        key = (latents_.digest(decoded.sample), str(case.plan.tiling), str(case.plan.temporal), *cuts)
+        known, pictures = self._measured.get(key, (None, None))
+        measurements = measure(decoded.sample, stored.sample, case.plan, receipts, data_range, known=known)
+        if pictures is None:
             pictures = images.save(decoded.sample, stored.sample, data_range, self.folder) if self.folder else {}
-            self._measured[key] = (measurements, pictures)
+        self._measured[key] = (measurements, pictures)
         return self._measured[key]
 
     def _overflow(self, plan: DecodePlan, stored: Golden, decoded: Decoded, decode: Decode | None) -> list[Reason]:

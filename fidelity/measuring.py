@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fidelity import oracles
@@ -22,17 +23,27 @@ def blame() -> dict[str, tuple[str, ...]]:
 
 
 def measure(
-    candidate: Tensor, reference: Tensor, plan: DecodePlan, receipts: Receipts, data_range: tuple[float, float]
+    candidate: Tensor,
+    reference: Tensor,
+    plan: DecodePlan,
+    receipts: Receipts,
+    data_range: tuple[float, float],
+    *,
+    known: Mapping[str, Measurement] | None = None,
 ) -> dict[str, Measurement]:
     """Every metric, every detector that plan and sample have something for, and the worst of the seam family.
 
-    Raises EvaluationError if an instrument may not be trusted or raises.
+    `known`: what was measured of the same pixels, tiles and chunks. The project's own instruments look at nothing else
+    and are not asked again. Raises EvaluationError if an instrument may not be trusted or raises.
     """
     context = {"plan": plan, "receipts": receipts, "data_range": data_range}
     found: dict[str, Measurement] = {}
     for name, instrument in [*METRICS.items(), *DETECTORS.items()]:
         if instrument.looks_at(plan, video=candidate.ndim == 5):
-            found[name] = _apply(instrument, candidate, reference, context)
+            if known is not None and name in known and instrument.is_own:
+                found[name] = known[name]
+            else:
+                found[name] = _apply(instrument, candidate, reference, context)
     worst = seam_family(found)
     return found if worst is None else {**found, worst.name: worst}
 

@@ -89,6 +89,11 @@ class Instrument:
     diagnosis: tuple[str, ...] = ()
     """What a case is blamed on when this measurement is over its limit."""
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the project's: a plug-in's may look at anything in plan and receipts."""
+        return self.function.__module__.partition(".")[0] == __package__
+
     def looks_at(self, plan: DecodePlan, *, video: bool) -> bool:
         """Whether a decode of this plan has what the instrument needs; `video`: samples are (B, C, T, H, W)."""
         return self.needs is None or (video if self.needs == FRAMES else self.needs in plan.settings)

@@ -14,7 +14,7 @@ import click
 
 from fidelity import __version__
 from fidelity.cli import compare, golden, history, predict, report, run, show
-from fidelity.cli.common import INTERRUPTED, NOT_JUDGED, WRONG_REQUEST
+from fidelity.cli.common import INTERRUPTED, NOT_JUDGED, SIGNALS, WRONG_REQUEST
 from fidelity.errors import FidelityError, RequestError
 
 
@@ -31,10 +31,17 @@ for command in (
     cli.add_command(command)
 
 
+def _interrupt(number: int, frame: object) -> None:
+    """Once: what was judged is then being written, and a second signal (`timeout` sends two) must not lose it."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: errors are one line on standard error. A SIGTERM ends a run as Ctrl-C does."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a parent may have left SIGINT ignored
-        signal.signal(number, signal.default_int_handler)
+    for number in SIGNALS:  # a parent may have left SIGINT ignored
+        signal.signal(number, _interrupt)
     try:
         status = cli.main(args=arguments, prog_name="fidelity", standalone_mode=False) or 0
     except click.exceptions.NoArgsIsHelpError as error:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from fidelity.suite import Suite
 
 WRONG_REQUEST, NOT_JUDGED, INTERRUPTED = 2, 3, 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 plugin_option = click.option("--plugin", "plugins", multiple=True, metavar="MODULE", help="Import MODULE first.")
 model_option = click.option("--model", metavar="NAME=PATH", help="Evaluate the autoencoder at PATH as NAME.")
@@ -24,6 +28,17 @@ device_option = click.option("--device", default="cpu", show_default=True, help=
 jobs_option = click.option("--jobs", type=int, help="Worker processes, each on cores of its own.")
 suite_argument = click.argument("path", metavar="SUITE", type=click.Path(path_type=Path))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Finish the block whatever signal comes: minutes of decodes are being written."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def prepare(plugins: tuple[str, ...], model: str | None) -> tuple[Any, tuple[str, str] | None, Any]:

@@ -21,6 +21,7 @@ from fidelity.cli.common import (
     model_option,
     plugin_option,
     prepare,
+    undisturbed,
 )  # fmt: skip
 from fidelity.errors import RequestError
 
@@ -134,16 +135,19 @@ class Job:
         """Run, write, print; returns the exit status. `others` are the suites that follow."""
         import shutil
         import time
+        from contextlib import ExitStack
 
         from fidelity import folders, report
         from fidelity.report import console, github, markdown
 
         start = time.monotonic()
         kept = folders.resumable(self.folder, self.suite, self.options) if self.resume else None
-        with folders.staged(self.folder) as stage:
+        with ExitStack() as writing, folders.staged(self.folder) as stage:
             if kept is not None and (self.folder / "images").is_dir():
                 shutil.copytree(self.folder / "images", stage.path / "images")
-            result, unsaved = self._recorded(self._execute(stage.path, kept))
+            judged = self._execute(stage.path, kept)
+            writing.enter_context(undisturbed())
+            result, unsaved = self._recorded(judged)
             report.write_all(result, stage.path)
             folder = stage.settle(result, resumed=self.resume)
         status = INTERRUPTED if result.partial else max(result.exit_status, NOT_JUDGED if unsaved else 0)

@@ -106,6 +106,10 @@ def _score(bench: Bench, chosen: argparse.Namespace, say: Callable[[str], None])
     """Judge the chosen variants and the healthy matrix, print the table; 1 if a target is missed."""
     variants = sample() if chosen.quick else [each for fault in FAULTS for each in fault.variants]
     variants = [] if chosen.healthy else [each for each in variants if fnmatchcase(each.name, chosen.fault)]
+    if not variants and not chosen.healthy:
+        print(f"--fault {chosen.fault!r} matches no variant; the faults: {', '.join(each.name for each in FAULTS)}",
+              file=sys.stderr)  # fmt: skip
+        return 2
     outcomes = []
     for variant in variants:
         outcome = bench.judge(variant)

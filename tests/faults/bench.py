@@ -235,6 +235,9 @@ class Outcome:
 
     @property
     def caught(self) -> bool:
+        """A crash catches only a fault that is one: an injection that itself breaks has injected nothing."""
+        if self.result.verdict == "error" and "crash" in self.result.diagnosis:
+            return "crash" in self.variant.fault.named
         return self.result.verdict in ("fail", "error")
 
     @property
