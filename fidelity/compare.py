@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median, quantiles
+from typing import Literal
 
 from fidelity.attribution import BYTES, settings
 from fidelity.comparison import (
@@ -72,6 +73,9 @@ def _refuse(base: RunResult, head: RunResult, rises: Rises, names: tuple[str, st
     judged = [{case.id for case in run.cases if case.verdict in SEVERITY} for run in (base, head)]
     if not judged[0]:
         raise RequestError(f"{names[0]} judged no case: there is nothing to compare with")
+    if base.partial and "partial" not in rises.allow:
+        lacking = f"{names[0]} is a partial run ({len(judged[0])} judged): what it lacks gates nothing"
+        raise RequestError(f"{lacking}; finish it with --resume, or say --allow partial")
     if not judged[0] & {case.id for case in head.cases}:
         raise RequestError(f"{names[0]} and {names[1]} have no case in common: compare runs of the same suite")
     known = dict.fromkeys(name for run in (base, head) for case in run.cases for name in case.measurements)
@@ -146,7 +150,14 @@ def _verdict(base: CaseResult, head: CaseResult) -> list[str]:
     new = [name for name in head.diagnosis if name not in base.diagnosis]
     if head.verdict == "fail" and new:
         return [f"fails for {', '.join(new)} as well, or instead{tail}"]
+    if head.surprise and not base.surprise:
+        # A defect that is meant to be found and no longer is: the detector may have gone blind.
+        return [f"ended as expected ({_ending(base)}) and is a surprise now ({_ending(head)}){tail}"]
     return []
+
+
+def _ending(case: CaseResult) -> str:
+    return " for ".join([case.verdict, *([", ".join(case.diagnosis)] if case.diagnosis else [])])
 
 
 # ---------------------------------------------------------------- figures
@@ -170,11 +181,21 @@ def _measured(name: str, base: CaseResult, head: CaseResult, rises: Rises, same:
         why = (now.reason if now else None) or "no value"
         lost = f"{name} was {before:.4g} {about.unit}".rstrip() + f" and is no longer measured: {why}"
         return Change(name, about.unit, about.better, before, None, None, allowed, "regressed", lost)
+    if before is None and was is not None and was.exact and now is not None and not now.exact:
+        return _left_exact(name, now, after, gated=name in rises.measurements)
     if before is None or after is None:
         outcome = "better" if now is not None and now.exact and before is not None else "same"
         return Change(name, about.unit, about.better, before, after, outcome=outcome)  # type: ignore[arg-type]
     rise = after - before if about.better == "lower" else before - after
     return _weighed(Change(name, about.unit, about.better, before, after, rise, allowed))
+
+
+def _left_exact(name: str, now: Measurement, after: float | None, *, gated: bool) -> Change:
+    """From bit-equal, an infinite value that no JSON number can say, to a finite one: no amount covers that."""
+    became = f"is no longer measured: {now.reason or 'no value'}" if after is None else f"is {after:.4g} {now.unit}"
+    outcome: Literal["regressed", "worse"] = "regressed" if gated or after is None else "worse"
+    reason = f"{name} was that of an exact decode and {became}".rstrip()
+    return Change(name, now.unit, now.better, None, after, outcome=outcome, reason=reason)
 
 
 def _allowed(name: str, about: Measurement, before: float, head: CaseResult, rises: Rises, same: bool) -> float | None:

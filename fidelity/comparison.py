@@ -53,9 +53,9 @@ class Rises(Struct, frozen=True):
     bf16 decode 2.4 times as much without bf16 instructions)."""
     time: Rise | None = None
     """Of the decode seconds over all cases; None: shown, not gated."""
-    allow: tuple[Literal["vanished", "goldens"], ...] = ()
-    """`vanished`: a case that was judged may be absent. `goldens`: a case may lean on another golden;
-    its measurements are compared if the latents and weights are the same ones, else not."""
+    allow: tuple[Literal["vanished", "goldens", "partial"], ...] = ()
+    """`vanished`: a case that was judged may be absent. `partial`: BASE may be a partial run. `goldens`: a case may
+    lean on another golden; its measurements are compared if the latents and weights are the same ones, else not."""
 
 
 class Change(Struct, frozen=True):

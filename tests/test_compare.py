@@ -102,7 +102,23 @@ def test_a_decode_that_became_exact_lost_nothing():
     psnr = case(measurements={"psnr": Measurement("psnr", 40.0, "dB", "higher")})
     exact = case(measurements={"psnr": Measurement("psnr", None, "dB", "higher", exact=True, reason="exact")})
     assert outcome(psnr, exact) == "better"
-    assert outcome(exact, psnr) == "same", "the other measurements tell how far it left exactness"
+    assert outcome(exact, exact) == "same"
+
+
+def test_a_decode_that_stopped_being_exact_is_worse_and_gated_if_asked():
+    def psnr(value, **about):
+        return case(measurements={"psnr": Measurement("psnr", value, "dB", "higher", **about)})
+
+    exact = psnr(None, exact=True, reason="exact")
+    found = held(exact, psnr(30.0)).cases[0]
+    assert found.outcome == "worse"
+    assert found.change("psnr").reason == "psnr was that of an exact decode and is 30 dB"
+    assert outcome(exact, psnr(30.0), measurements={"psnr": Rise(100.0)}) == "regressed", "infinity has no share"
+    lost = held(exact, psnr(None, reason="NaN")).cases[0]
+    assert (lost.outcome, lost.reasons) == (
+        "regressed", ("psnr was that of an exact decode and is no longer measured: NaN",)
+    )  # fmt: skip
+    assert outcome(psnr(None, reason="NaN"), psnr(30.0)) == "same"
 
 
 # ---------------------------------------------------------------- verdicts
@@ -136,6 +152,14 @@ def test_verdicts(base, head, said):
     assert mine.outcome == said
     assert found.exit_status == (said == "regressed")
     assert bool(mine.reasons) == (said == "regressed")
+
+
+def test_a_defect_that_is_expected_and_no_longer_found_is_a_regression():
+    blind = held(case(**FAILS), case(surprise=True))
+    assert blind.exit_status == 1
+    assert blind.cases[0].reasons == ("ended as expected (fail for seam) and is a surprise now (pass)",)
+    assert outcome(case(**FAILS, surprise=True), case()) == "better", "a defect that nobody expected is mended"
+    assert outcome(case(surprise=True), case(surprise=True)) == "same"
 
 
 def test_the_reason_of_a_verdict_is_told():
@@ -215,6 +239,7 @@ def test_differences_are_named():
     [
         (a_run(), a_run(case()), Rises(), "judged no case"),
         (a_run(case(verdict="not_applicable")), a_run(case()), Rises(), "judged no case"),
+        (a_run(case(), partial=True), a_run(case()), Rises(), "BASE is a partial run .1 judged.*--allow partial"),
         (a_run(case()), a_run(case(latents="x")), Rises(), "no case in common"),
         (a_run(case()), a_run(), Rises(), "no case in common"),
         (a_run(case()), a_run(case()), Rises({"rmes": Rise(1.0)}), "did you mean 'rmse'"),
@@ -225,6 +250,12 @@ def test_wrong_requests(base, head, rises, says):
     with pytest.raises(RequestError, match=says) as caught:
         compare(base, head, rises)
     assert "\n" not in str(caught.value)
+
+
+def test_a_partial_base_is_compared_where_that_is_allowed():
+    found = compare(a_run(case(), partial=True), a_run(case()), Rises(allow=("partial",)))
+    assert found.exit_status == 0
+    assert "BASE is a partial run" in found.notes
 
 
 # ---------------------------------------------------------------- memory and time

@@ -33,8 +33,8 @@ def rise(text: str, option: str) -> Rise:
               help="Rise of a case's allocated peak, or off. Default: 5% within one environment class.")  # fmt: skip
 @click.option("--max-time-rise", default="off", show_default=True, metavar="SHARE",
               help="Rise of decode seconds, as the median ratio over all cases.")  # fmt: skip
-@click.option("--allow", multiple=True, type=click.Choice(["vanished", "goldens"]),
-              help="Cases may be absent from HEAD; cases may lean on another golden.")  # fmt: skip
+@click.option("--allow", multiple=True, type=click.Choice(["vanished", "goldens", "partial"]),
+              help="Cases may be absent from HEAD; cases may lean on another golden; BASE may be a partial run.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
               help="Write comparison.html, comparison.md and comparison.json there.")  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Only the summary line.")
