@@ -45,7 +45,7 @@ SHORTER = {
     "fidelity run suites/reference.toml --out runs/head": ONE,
     'fidelity golden approve suites/reference.toml --reason "why these measurements are right"': ONE,
 }
-"""Commands that take minutes, and what is added here: one case of many (the last --case counts), shared if it can be."""
+"""What is added here to commands that take minutes: one case of many (the last --case counts), shared if possible."""
 
 NOT_RUN = {
     "pip install -e .": "installs",
@@ -282,8 +282,6 @@ class Workspace:
         key = " ".join(sorted([program, *words]))
         if key not in self.done:
             assert program in ("fidelity", "pytest"), f"{line}: say in NOT_RUN why it is not run"
-            if words[0] == "run":
-                words += ["--jobs", "1"]  # a second worker would import everything once more
             module = ["fidelity.cli"] if program == "fidelity" else ["pytest", "-p", "no:cacheprovider"]
             self.done[key] = self.process("-m", *module, *words)
         return self.done[key]
