@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -18,6 +19,8 @@ from fidelity.runs import Options
 from fidelity.suite import Suite
 
 MARK = "results.json"
+JUDGED = ("pass", "fail")
+"""Verdicts that a resumed run keeps."""
 
 
 def refuse_foreign(folder: Path) -> None:
@@ -49,11 +52,41 @@ class Stage:
     folder: Path
 
     def settle(self, result: RunResult, *, resumed: bool = False) -> Path:
-        """Choose the place. A partial run does not replace a run of more cases: it goes beside it, as NAME.partial."""
-        if result.partial and not resumed and _is_run(self.folder):
-            self.folder = self.folder.with_name(f"{self.folder.name}.partial")
-            refuse_foreign(self.folder)
+        """Choose the place. A partial run replaces none but the one that it resumed, and that only if it judged no
+        fewer cases: else it goes beside it, as NAME.partial."""
+        judged = sum(case.verdict in JUDGED for case in result.cases)
+        if result.partial and _is_run(self.folder) and not (resumed and _holds(self.folder) <= judged):
+            self.folder = beside(self.folder, "partial", judged)
         return self.folder
+
+
+class _Ended(msgspec.Struct):
+    """As much of a case as it takes to count it."""
+
+    verdict: str
+
+
+class _Cases(msgspec.Struct):
+    cases: tuple[_Ended, ...]
+
+
+def _holds(folder: Path) -> float:
+    """How many cases the run in `folder` judged; 0 if none is there, infinitely many if it cannot be read."""
+    if not _is_run(folder):
+        return 0
+    try:
+        return sum(case.verdict in JUDGED for case in from_json((folder / MARK).read_bytes(), _Cases).cases)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return float("inf")
+
+
+def beside(folder: Path, suffix: str, judged: int) -> Path:
+    """NAME.suffix, or the first of NAME.suffix-2, … that is free or holds a run of no more than `judged` cases."""
+    for number in itertools.count(1):
+        place = folder.with_name(f"{folder.name}.{suffix}{f'-{number}' if number > 1 else ''}")
+        if not place.exists() or (_is_run(place) and _holds(place) <= judged):
+            break
+    return place
 
 
 @contextlib.contextmanager

@@ -134,12 +134,13 @@ class Run:
             self._refuse_to_lose()
         except KeyboardInterrupt:
             partial = True
+            self._keep_earlier()
             self.notes.append("interrupted: go on with --resume")
         self._note()
         cases = tuple(self.results[case.id] for case in self.suite.cases if case.id in self.results)
         return RunResult(
             suite={**self.suite.about(), "seconds": time.monotonic() - start, "request": self.options.about()},
-            environment=self.pool.environment,
+            environment=self._environment,
             reference=tuple(self.references.values()),
             cases=cases,
             notes=tuple(self.notes),
@@ -148,6 +149,11 @@ class Run:
             reach=tuple(self.reach.values()),
         )
 
+    @property
+    def _environment(self) -> dict[str, Any]:
+        """Where this runs; before a worker said so, where the earlier run did that it only hands on."""
+        return self.pool.environment or (self.kept.environment if self.kept is not None else {})
+
     def _note(self) -> None:
         """Say what a reader of the results would not guess."""
         if self.missing:
@@ -155,11 +161,11 @@ class Run:
             self.notes.append(f"the goldens {names} were recorded in this very run and judged against")
         ungated = [f"{one.model}/{one.latents}" for one in self.references.values() if not one.approved]
         if ungated:
-            here = self.pool.environment.get("class")
+            here = self._environment.get("class")
             self.notes.append(
                 f"nothing is approved in {here} for {', '.join(ungated)}: regressions are not gated there"
             )
-        if self.pool.environment.get("native_bf16") is False and any(c.plan.dtype == "bf16" for c in self.suite.cases):
+        if self._environment.get("native_bf16") is False and any(c.plan.dtype == "bf16" for c in self.suite.cases):
             self.notes.append("no bf16 instructions here: bf16 decodes are right, and slow")
 
     def _open_cases(self) -> list[Case]:
@@ -230,13 +236,21 @@ class Run:
         self.pool.run([Prepare(*key) for key in sorted(self.missing)], on_reply, on_death)
 
     def _keep_earlier(self) -> None:
-        """Take over the earlier run's judged cases if it ran where this one runs."""
+        """Take over the earlier run's judged cases if it ran where this one runs, and what they lean on.
+
+        Also after an interrupt, however early: what was judged once is never lost to a run that goes on with it.
+        """
         if self.kept is None:
             return
         for name in ("class", "versions"):
-            if self.kept.environment.get(name) != self.pool.environment.get(name):
-                self.notes.append(f"--resume kept nothing: the earlier run was made with another {name}")
+            if self.kept.environment.get(name) != self._environment.get(name):
+                note = f"--resume kept nothing: the earlier run was made with another {name}"
+                self.notes += [note] if note not in self.notes else []
                 return
+        for reference in self.kept.reference:
+            self.references.setdefault((reference.model, reference.latents), reference)
+        for reach in self.kept.reach:
+            self.reach.setdefault(reach.model, reach)
         moved = {(one.model, one.latents) for one in self.references.values() if not one.ok}
         for result in self.kept.cases:
             fits = result.verdict in ("pass", "fail") and (result.model, result.latents) not in moved
