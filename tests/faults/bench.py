@@ -168,17 +168,17 @@ HEALTHY_VIDEOS = {
         (
             "fp32",
             "bf16",
-            "temporal_tile=2,temporal_overlap=0.5",
-            "bf16,temporal_tile=4,temporal_overlap=0.25",
+            "temporal_tile=4,temporal_overlap=0.5",
             "fp32,sequential",
+            "bf16,temporal_tile=4,temporal_overlap=0.25",
         ),
     ),
     "wheel-pan": (
         "reference-video",
         (
-            "temporal_tile=2,temporal_overlap=0.5",
             "temporal_tile=4,temporal_overlap=0.25",
-            "tile=6,overlap=0.5,temporal_tile=2,temporal_overlap=0.5",
+            "temporal_tile=3,temporal_overlap=0.0",
+            "tile=8,overlap=0.25,temporal_tile=4,temporal_overlap=0.25",
         ),
     ),
     "film-2": (
@@ -187,17 +187,18 @@ HEALTHY_VIDEOS = {
             "fp32",
             "bf16",
             "fp16",
-            "fp32,slicing",
-            "bf16,slicing,tile=6,overlap=0.5",
+            "bf16,slicing",
+            "bf16,slicing,tile=8,overlap=0.25",
             "fp32,group_leaf",
             "bf16,group_block",
             "fp32,disk",
         ),
     ),
 }
+"""Not what the suites expect to fail: chunks of two frames jump, and slices of a small fp32 video save no memory."""
 QUICK_VIDEOS = {
-    "wheel-pan": ("reference-video", ("temporal_tile=2,temporal_overlap=0.5",)),
-    "film-2": ("small-wan", ("bf16,slicing,tile=6,overlap=0.5", "fp32,group_leaf")),
+    "wheel-pan": ("reference-video", ("temporal_tile=4,temporal_overlap=0.25",)),
+    "film-2": ("small-wan", ("bf16,slicing,tile=8,overlap=0.25", "fp32,group_leaf")),
 }
 QUICK = {"launch": ("fp32", "tile=16,overlap=0.25"), "two-cats": ("bf16,slicing", "bf16,tile=16,overlap=0.5,disk"),
          "normal-2": ("fp16",)}  # fmt: skip

@@ -19,8 +19,8 @@ from torch import Tensor
 from tests.faults.record import Fault
 from tests.faults.upstream import method
 
-CUT = ("temporal_tile=2,temporal_overlap=0.5", "bf16,temporal_tile=2,temporal_overlap=0.5")
-ABUTTING = ("temporal_tile=2,temporal_overlap=0.0", "slicing,temporal_tile=2,temporal_overlap=0.0")
+CUT = ("temporal_tile=4,temporal_overlap=0.5", "bf16,temporal_tile=4,temporal_overlap=0.5")
+ABUTTING = ("temporal_tile=3,temporal_overlap=0.0", "slicing,temporal_tile=3,temporal_overlap=0.0")
 LONG = ("temporal_tile=4,temporal_overlap=0.25", "bf16,temporal_tile=4,temporal_overlap=0.25")
 STREAMED = ("fp32", "bf16", "tile=6,overlap=0.5")
 
@@ -218,5 +218,5 @@ FAULTS = (
           model=VIDEO),
     Fault("first-chunk rule not applied", "30", first_frame_doubled, ("geometry",), STREAMED, FILM, model="small-wan"),
     Fault("hooks copy the temporal cache", "32", cache_copied, ("geometry", "crash"),
-          ("fp32,group_leaf", "fp32,group_block", "bf16,group_block"), FILM, model="small-wan"),
+          ("fp32,group_block", "bf16,group_block", "bf16,slicing,group_block"), FILM, model="small-wan"),
 )  # fmt: skip
