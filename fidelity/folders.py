@@ -37,6 +37,19 @@ def refuse_foreign(folder: Path) -> None:
         raise OutputError(f"{folder} cannot be written: {anchor} is not a writable folder, choose another --out")
 
 
+def for_selection(folder: Path, judged: int) -> Path:
+    """Where a run of `judged` selected cases goes by default: `folder`, or beside a larger run in it, as NAME.case."""
+    return beside(folder, "case", judged) if _holds(folder) > judged else folder
+
+
+def refuse_larger(folder: Path, judged: int) -> None:
+    """Raise OutputError if `folder` holds a run that judged more than the `judged` cases that --case selects."""
+    held = _holds(folder)
+    if held > judged:
+        many = f"that judged {held} cases" if held < float("inf") else "that this version cannot read"
+        raise OutputError(f"{folder} holds a run {many}, --case selects {judged}: name another --out for them")
+
+
 def _is_run(folder: Path) -> bool:
     try:
         return b'"fidelity.results/' in (folder / MARK).read_bytes()
@@ -136,8 +149,14 @@ def resumable(folder: Path, suite: Suite, options: Options) -> RunResult:
     if earlier.suite.get("request") != options.about():
         raise RequestError(f"--resume: {folder} was run with another model, plugin or device: run without --resume")
     wanted = {case.id for case in suite.cases}
+    others = sum(case.verdict in JUDGED and case.id not in wanted for case in earlier.cases)
+    if others:
+        raise RequestError(
+            f"--resume: {folder} holds judged cases ({others}) beyond those asked for: leave out --case (what is judged "
+            f"is kept anyway), or name another --out"
+        )
     cases = tuple(case for case in earlier.cases if case.id in wanted)
     return msgspec.structs.replace(earlier, cases=cases)
 
 
-__all__ = ["Stage", "refuse_foreign", "resumable", "staged"]
+__all__ = ["Stage", "for_selection", "refuse_foreign", "refuse_larger", "resumable", "staged"]

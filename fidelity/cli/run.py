@@ -37,7 +37,12 @@ QUICK_SUITE = Path(__file__).parent.parent / "data" / "quick.toml"
 
 @click.command()
 @click.argument("suites", nargs=-1, metavar="SUITE…", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Default: runs/<suite>.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Default: runs/<suite>, with --case beside a larger run there.",
+)
 @click.option("--plan", metavar="PLAN", help="One plan instead of the matrix: bf16,tile=16,overlap=0.25,slicing.")
 @click.option("--record-missing", is_flag=True, help="Record goldens that do not exist, then judge against them.")
 @click.option("--resume", is_flag=True, help="Keep the results of an interrupted run.")
@@ -76,6 +81,12 @@ def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str 
         raise RequestError(f"two of the suites have the same name ({', '.join(names)}): rename one")
     parent = out or Path("runs")
     targets = [out] if out is not None and len(loaded) == 1 else [parent / one.name for one in loaded]
+    if glob is not None and not resume:  # a selection never takes the place of a larger run
+        sizes = [len(one.judged) for one in loaded]
+        if out is None:
+            targets = [folders.for_selection(folder, size) for folder, size in zip(targets, sizes)]
+        for folder, size in zip(targets, sizes):
+            folders.refuse_larger(folder, size)
     for folder in targets:
         folders.refuse_foreign(folder)
     if history is not None:
