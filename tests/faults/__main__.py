@@ -42,10 +42,10 @@ def score(outcomes: Sequence[Outcome]) -> tuple[int, int, int, int]:
     return len(seen), sum(o.caught for o in seen), sum(o.named for o in seen), len(outcomes) - len(seen)
 
 
-def meets(outcomes: Sequence[Outcome]) -> bool:
-    """All caught and nine in ten named."""
+def meets(outcomes: Sequence[Outcome], share: float = NAMED_TARGET) -> bool:
+    """All caught, and this share of them named."""
     count, caught, named, _ = score(outcomes)
-    return caught == count and named >= NAMED_TARGET * count
+    return caught == count and named >= share * count
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -130,7 +130,8 @@ def _score(bench: Bench, chosen: argparse.Namespace, say: Callable[[str], None])
     print(f"healthy matrix: {judged} honest decodes, {len(alarms)} false alarms")
     for alarm in alarms:
         print(f"       alarm     {alarm.id}: " + "; ".join(reason.message for reason in alarm.reasons))
-    return 0 if meets(outcomes) and not alarms else 1
+    # the sample has no room: each of its variants is named today, so that one that is not is a score that fell
+    return 0 if meets(outcomes, 1.0 if chosen.quick else NAMED_TARGET) and not alarms else 1
 
 
 if __name__ == "__main__":
