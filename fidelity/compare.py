@@ -36,6 +36,7 @@ from fidelity.errors import RequestError
 from fidelity.records import CaseResult, Measurement, RunResult
 from fidelity.registry import unknown
 from fidelity.trend import SAME_LEAST, least
+from fidelity.wording import amount
 
 FEWEST_TIMES = 5
 """Pairs of decode times below which no pace is told."""
@@ -179,7 +180,7 @@ def _measured(name: str, base: CaseResult, head: CaseResult, rises: Rises, same:
     allowed = None if before is None else _allowed(name, about, before, head, rises, same)
     if before is not None and after is None and not (now is not None and now.exact and now.value is None):
         why = (now.reason if now else None) or "no value"
-        lost = f"{name} was {before:.4g} {about.unit}".rstrip() + f" and is no longer measured: {why}"
+        lost = f"{name} was {amount(before, about.unit)} and is no longer measured: {why}"
         return Change(name, about.unit, about.better, before, None, None, allowed, "regressed", lost)
     if before is None and was is not None and was.exact and now is not None and not now.exact:
         return _left_exact(name, now, after, gated=name in rises.measurements)
@@ -192,9 +193,9 @@ def _measured(name: str, base: CaseResult, head: CaseResult, rises: Rises, same:
 
 def _left_exact(name: str, now: Measurement, after: float | None, *, gated: bool) -> Change:
     """From bit-equal, an infinite value that no JSON number can say, to a finite one: no amount covers that."""
-    became = f"is no longer measured: {now.reason or 'no value'}" if after is None else f"is {after:.4g} {now.unit}"
+    became = f"is no longer measured: {now.reason or 'no value'}" if after is None else f"is {amount(after, now.unit)}"
     outcome: Literal["regressed", "worse"] = "regressed" if gated or after is None else "worse"
-    reason = f"{name} was that of an exact decode and {became}".rstrip()
+    reason = f"{name} was that of an exact decode and {became}"
     return Change(name, now.unit, now.better, None, after, outcome=outcome, reason=reason)
 
 
@@ -214,8 +215,9 @@ def _weighed(change: Change) -> Change:
     """The change with its outcome; a rise that is no number is within nothing."""
     rise, allowed = change.rise, change.allowed
     assert rise is not None
+    assert change.head is not None
     if allowed is not None and not rise <= allowed:
-        said = f"{change.name} rose from {change.base:.4g} to {change.head:.4g} {change.unit}".rstrip()
+        said = f"{change.name} rose from {change.base:.4g} to {amount(change.head, change.unit)}"
         if change.better == "higher":
             said = said.replace(" rose ", " fell ", 1)
         outcome, reason = "regressed", f"{said}: worse by {rise:.3g}, allowed {allowed:.3g}"

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from fidelity.records import DIAGNOSES, Case, Limit, Measurement, Reason, Receipts, VerdictName
+from fidelity.wording import amount, place
 
 NON_FINITE = "nonfinite_share"
 PRECISION_RECEIPTS = ("dtype", "precision", "force_upcast")
@@ -73,8 +74,7 @@ def _non_finite(share: Measurement | None) -> Reason | None:
         why = share.reason or f"its value is {share.value}"
         return Reason(NON_FINITE, f"{NON_FINITE} was not measured: {why}", limit=0.0, unit=share.unit)
     if share.value > 0:  # type: ignore[operator]
-        place = _place(share)
-        message = f"the decode is not finite: {NON_FINITE} is {share.value:.4g} {share.unit}, limit 0{place}"
+        message = f"the decode is not finite: {NON_FINITE} is {amount(share.value, share.unit)}, limit 0{_place(share)}"  # type: ignore[arg-type]
         return Reason(NON_FINITE, message, share.value, 0.0, share.unit, ("non_finite",))
     return None
 
@@ -100,7 +100,7 @@ def _bounded(
     if (word == "max" and value <= bound) or (word == "min" and value >= bound):
         return None
     relation = "above" if word == "max" else "below"
-    message = f"{name} is {value:.4g} {found.unit}".rstrip() + f", {relation} the limit {bound:g}{_place(found)}"
+    message = f"{name} is {amount(value, found.unit)}, {relation} the limit {bound:g}{_place(found)}"
     return Reason(name, f"{message} ({limit.origin})", value, bound, found.unit, diagnosis)
 
 
@@ -120,7 +120,7 @@ def _upper(
     if value <= bound:
         return []
     sum_ = f"{times:g} × {plain.value:.4g} of the plain decode of the same dtype + noise floor {plain.floor:.2g}"
-    said = f"{name} is {value:.4g} {found.unit}".rstrip() + f", above {bound:.4g}, which is {sum_}{_place(found)}"
+    said = f"{name} is {amount(value, found.unit)}, above {bound:.4g}, which is {sum_}{_place(found)}"
     return [Reason(name, f"{said} ({limit.origin})", value, bound, found.unit, diagnosis)]
 
 
@@ -129,9 +129,8 @@ def _finite(value: float | None) -> bool:
 
 
 def _place(measurement: Measurement) -> str:
-    if not measurement.where:
-        return ""
-    return " at " + " ".join(f"{key} {value}" for key, value in measurement.where.items())
+    said = place(measurement.where)
+    return f" {said}" if said else ""
 
 
 # ---------------------------------------------------------------- receipts
@@ -209,7 +208,7 @@ def regressions(
         worse = value - was if found.better == "lower" else was - value
         if not worse <= floor:  # a NaN floor or approved value holds nothing
             against = f"approved at {was:.6g}: worse by {worse:.3g}, noise floor {floor:.3g}"
-            message = f"{name} is {value:.6g} {found.unit}, {against}"
+            message = f"{name} is {amount(value, found.unit, 6)}, {against}"
             reasons.append(Reason(name, message, value, was, found.unit, ("regressed",)))
     return tuple(reasons)
 

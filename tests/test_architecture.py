@@ -15,7 +15,7 @@ import fidelity
 PACKAGE = Path(fidelity.__file__).parent
 LAYERS = (
     {"errors", "lazy"},
-    {"records", "trend"},
+    {"records", "trend", "wording"},
     {"registry", "environment", "signal", "tensorfile", "photographs"},
     {"models", "latents", "optimizations", "memory", "metrics", "detectors", "gates", "attribution"},
     {

@@ -164,7 +164,7 @@ def test_a_faulty_decoder_is_caught_and_named(bench, name, plan, wrong, word):
     reason = next(each for each in result.reasons if each.name == checks.NAME)
     assert reason.diagnosis == (word,)
     assert reason.measured > checks.LIMIT.max
-    assert " at image" in reason.message
+    assert " in image" in reason.message
 
 
 def test_the_runner_is_sound_again_after_a_fault(bench):

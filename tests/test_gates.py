@@ -107,8 +107,15 @@ def test_the_psnr_of_an_exact_decode_is_within_any_minimum_and_no_maximum():
 
 def test_a_reason_says_what_where_measured_limit_and_origin_in_one_line():
     (reason,) = judged(3.1, limit(max=1.0), "tile_step", where={"image": 1, "x": 128})
-    assert reason.message == "tile_step is 3.1 grey levels, above the limit 1 at image 1 x 128 (a test)"
+    assert reason.message == "tile_step is 3.1 grey levels, above the limit 1 in image 1 at x 128 (a test)"
     assert reason.diagnosis == ("seam",)
+
+
+def test_a_pure_number_is_told_without_a_unit():
+    for unit in ("1", "share", ""):
+        found = Measurement("lpips_alex", 1.0, unit, "lower", (1.0,))
+        (reason,) = gates.judge({"lpips_alex": found}, {"lpips_alex": limit(max=0.5)}, instruments={})
+        assert reason.message.startswith("lpips_alex is 1, above the limit 0.5")
 
 
 def test_the_reason_why_something_was_not_measured_is_told():

@@ -34,7 +34,7 @@ def rise(text: str, option: str) -> Rise:
 @click.option("--max-time-rise", default="off", show_default=True, metavar="SHARE",
               help="Rise of decode seconds, as the median ratio over all cases.")  # fmt: skip
 @click.option("--allow", multiple=True, type=click.Choice(["vanished", "goldens", "partial"]),
-              help="Cases may be absent from HEAD; cases may lean on another golden; BASE may be a partial run.")  # fmt: skip
+              help="Cases absent from HEAD; cases that lean on another golden; a partial run as BASE.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
               help="Write comparison.html, comparison.md and comparison.json there.")  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Only the summary line.")

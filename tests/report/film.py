@@ -69,7 +69,7 @@ def case(golden: np.ndarray, plan: DecodePlan, folder: Path) -> CaseResult:
     worst = float(error.max())
     spot = {**where, "x": 40, "y": 30}
     broken = worst > 4
-    said = f"frame_rmse is {worst:.3g} grey levels, above the limit 4 at image {item} frame {frame}"
+    said = f"frame_rmse is {worst:.3g} grey levels, above the limit 4 in image {item}, frame {frame}"
     name = f"{MODEL}/{LATENTS}/{plan.id}"
     chunks = {"starts": list(STARTS), "band": 4, "tile": 5, "size": FRAMES}
     return CaseResult(

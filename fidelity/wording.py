@@ -1,0 +1,67 @@
+"""Figures and places in words, for every message that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+BARE = ("", "1", "share")
+"""Units that say nothing which the measurement's name does not."""
+LINES: dict[tuple[Any, Any], str] = {("border", "x"): "left border", ("border", "y"): "upper border", ("band end", "x"): "far edge of the blend",
+         ("band end", "y"): "far edge of the blend"}  # fmt: skip
+
+
+def amount(value: float, unit: str, digits: int = 4) -> str:
+    """`22.54 grey levels`; a share or a pure number without a unit."""
+    return f"{value:.{digits}g}" if unit in BARE else f"{value:.{digits}g} {unit}"
+
+
+def place(where: Mapping[str, Any] | None) -> str:
+    """`in image 0 at x 128, y 160: left border of tile (1, 1), rows 128 to 192`; empty where there is no place.
+
+    Keys that no detector of the project writes stand behind, as they are: nothing of a place is left out.
+    """
+    left = dict(where or {})
+    item = ", ".join(f"{name} {left.pop(name)}" for name in ("image", "frame") if name in left)
+    pixel = ", ".join(f"{name} {left.pop(name)}" for name in ("x", "y") if name in left)
+    spot = " ".join([*([f"in {item}"] if item else []), *([f"at {pixel}"] if pixel else [])])
+    told = ", ".join([*_tile(left), *_grid(left), *(f"{name} {_plain(value)}" for name, value in left.items())])
+    return f"{spot}: {told}" if spot and told else spot or told
+
+
+def _tile(left: dict[str, Any]) -> list[str]:
+    """The tile, the line along it, and how far: taken out of `left`."""
+    axis, line, tile = left.get("axis"), left.get("line"), left.pop("tile", None)
+    named = None if tile is None else f"tile {_plain(tile)}"
+    said = []
+    if (line, axis) in LINES:
+        del left["line"]
+        named = LINES[line, axis] if named is None else f"{LINES[line, axis]} of {named}"
+    said += [] if named is None else [named]
+    if axis in ("x", "y") and "span" in left:
+        first, last = left.pop("span")
+        said.append(f"{'rows' if axis == 'x' else 'columns'} {first} to {last}")
+        left.pop("axis")
+        # where the line lies is the pixel's own x or y, so it is said already
+        left.pop("position", None)
+    if "box" in left:
+        top, bottom, first, last = left.pop("box")
+        said.append(f"rows {top} to {bottom}, columns {first} to {last}")
+    return said
+
+
+def _grid(left: dict[str, Any]) -> list[str]:
+    """A grid found blind, and a joint between frames: taken out of `left`."""
+    said = []
+    if left.get("axis") in ("x", "y") and {"pitch", "phase"} <= left.keys():
+        side = "columns" if left.pop("axis") == "x" else "rows"
+        said.append(f"lines every {left.pop('pitch')} {side} from {left.pop('phase')}")
+    if "chunk" in left and "line" in left:
+        said.append(f"joint at frame {left.pop('line')}, chunk {left.pop('chunk')}")
+    return said
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"({', '.join(map(_plain, value))})" if isinstance(value, (list, tuple)) else str(value)
