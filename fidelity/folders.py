@@ -152,8 +152,8 @@ def resumable(folder: Path, suite: Suite, options: Options) -> RunResult:
     others = sum(case.verdict in JUDGED and case.id not in wanted for case in earlier.cases)
     if others:
         raise RequestError(
-            f"--resume: {folder} holds judged cases ({others}) beyond those asked for: leave out --case (what is judged "
-            f"is kept anyway), or name another --out"
+            f"--resume: {folder} holds judged cases ({others}) beyond those asked for: leave out --case (what is "
+            f"judged is kept), or name another --out"
         )
     cases = tuple(case for case in earlier.cases if case.id in wanted)
     return msgspec.structs.replace(earlier, cases=cases)

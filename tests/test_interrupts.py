@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +11,7 @@ import pytest
 
 from fidelity import folders, registry, runs
 from fidelity import suite as suite_
-from fidelity.records import CaseResult, Reason, Reference, RunResult, to_json
+from fidelity.records import CaseResult, Reason, Reference, RunResult, from_json, to_json
 from fidelity.verdicts import result_of
 from tests.suites import write_suite
 
@@ -88,3 +90,46 @@ def test_a_run_that_cannot_be_read_is_not_replaced_by_a_partial_one(suite, tmp_p
     (tmp_path / "out").mkdir()
     (tmp_path / "out/results.json").write_text('{"schema": "fidelity.results/1", "cases": 7}')
     assert put(earlier(suite), tmp_path / "out", resumed=True) == tmp_path / "out.partial"
+
+
+SIGNALLED = """
+import os, signal, sys, time
+from fidelity import cli, report, runs
+from fidelity.records import RunResult
+from fidelity.verdicts import result_of
+
+def send(*_):
+    for _ in range(int(sys.argv[1])):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.01)
+
+def execute(suite, folder, options, **_):
+    partial = sys.argv[2] == "judging"
+    try:
+        if partial:
+            send()
+    except KeyboardInterrupt:
+        pass
+    return RunResult(suite.about(), {}, partial=partial, cases=tuple(result_of(one, "pass", ()) for one in suite.cases))
+
+runs.execute = execute
+write_all = report.write_all
+report.write_all = lambda *given: (send(), write_all(*given), send())
+cli.main(["run", "small.toml", "--out", "out", "-q"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("when", "status"), [("judging", 130), ("writing", 0)])
+def test_signals_in_quick_succession_lose_nothing(suite, tmp_path, when, status):
+    """`timeout` sends two, an impatient person more; from the first on, and while reports are written, none counts."""
+    command = [sys.executable, "-c", SIGNALLED, "3", when]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status, done.stderr
+    assert ("fidelity: stopping, writing what was judged\n" in done.stderr) == (when == "judging")
+    assert "Traceback" not in done.stderr
+    stored = from_json((tmp_path / "out/results.json").read_bytes(), RunResult)
+    assert (len(stored.cases), stored.partial) == (3, when == "judging")
+    assert (tmp_path / "out/report.html").is_file()
+    assert [path.name for path in tmp_path.glob(".out*")] == []

@@ -158,6 +158,8 @@ class Job:
                 shutil.copytree(self.folder / "images", stage.path / "images")
             judged = self._execute(stage.path, kept)
             writing.enter_context(undisturbed())
+            if judged.partial:
+                click.echo("fidelity: stopping, writing what was judged", err=True)
             result, unsaved = self._recorded(judged)
             report.write_all(result, stage.path)
             folder = stage.settle(result, resumed=self.resume)
