@@ -1,8 +1,8 @@
 """Every command and snippet of the guide, docs/ci.md and the README is run, page by page, in one workspace.
 
 A block is what its fence says: `bash` holds commands; `console` commands after `$ ` and what they print; `toml` a suite
-or a part of one, to be validated; `python` a script, a test or a plugin; `yaml` a CI job, whose commands must parse. A
-block that begins with `# some/path` is that file of the reader's.
+or a part of one, to be validated; `python` a script, a test or a plugin; `yaml` a CI job, whose commands must parse;
+`text` a line to be explained. A block that begins with `# some/path` is that file of the reader's.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ PAGES = [
     *sorted(f"docs/guide/{p.name}" for p in ROOT.glob("docs/guide/*.md")),
 ]
 
+LANGUAGES = ("bash", "console", "toml", "python", "yaml", "text")
 ONE = "--case reference-kl/photo-pair/bf16-upcast0-slice0-t0-none"
 CHUNKS, JUMP = "--case '*photo-pan/fp32-upcast0-slice0-t0*'", "--case '*/photo-pan/fp32-*-f2o0-none'"
 SHORTER = {
@@ -168,7 +169,7 @@ def every(*languages: str) -> list[Block]:
 
 def test_every_block_is_of_a_known_language():
     for block in (block for page in PAGES for block in blocks(page)):
-        assert block.language in ("bash", "console", "toml", "python", "yaml"), f"{block.page}:{block.line}"
+        assert block.language in LANGUAGES, f"{block.page}:{block.line}"
 
 
 def test_what_is_not_run_or_run_shorter_is_in_the_pages():
@@ -258,7 +259,7 @@ class Workspace:
             self.python(block)
         elif block.language == "yaml":
             assert list(spoken(yaml.safe_load(block.text))), f"{block.page}:{block.line}: no command of fidelity"
-        else:
+        elif block.language != "text":
             for command in commands(block):
                 self.command(command)
 
