@@ -15,6 +15,7 @@ import click
 from fidelity.errors import RequestError
 
 if TYPE_CHECKING:
+    from fidelity.records import RunResult
     from fidelity.runs import Options
     from fidelity.suite import Suite
 
@@ -28,6 +29,13 @@ device_option = click.option("--device", default="cpu", show_default=True, help=
 jobs_option = click.option("--jobs", type=int, help="Worker processes, each on cores of its own.")
 suite_argument = click.argument("path", metavar="SUITE", type=click.Path(path_type=Path))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+
+
+def status_of(result: RunResult) -> int:
+    """The exit status of a run, made just now or stored: what is missing or was never judged is no success."""
+    if result.partial:
+        return INTERRUPTED
+    return result.exit_status if any(case.verdict != "not_applicable" for case in result.cases) else NOT_JUDGED
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fidelity.cli.common import status_of
+
 if TYPE_CHECKING:
     from fidelity.records import RunResult
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 @click.command("report")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 def report_(folder: Path) -> int:
-    """Render DIR's reports again from its results.json; never measures."""
+    """Render DIR's reports again from its results.json; never measures. Exit status: as of the run."""
     from fidelity import report
     from fidelity.report import console, json
 
@@ -22,4 +24,4 @@ def report_(folder: Path) -> int:
     report.write_all(result, folder)
     console.table(result)
     console.finish(result, report=folder / "report.html")
-    return result.exit_status
+    return status_of(result)

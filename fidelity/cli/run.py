@@ -21,6 +21,7 @@ from fidelity.cli.common import (
     model_option,
     plugin_option,
     prepare,
+    status_of,
     undisturbed,
 )  # fmt: skip
 from fidelity.errors import RequestError
@@ -163,7 +164,7 @@ class Job:
             result, unsaved = self._recorded(judged)
             report.write_all(result, stage.path)
             folder = stage.settle(result, resumed=self.resume)
-        status = INTERRUPTED if result.partial else max(result.exit_status, NOT_JUDGED if unsaved else 0)
+        status = max(status_of(result), NOT_JUDGED if unsaved else 0)
         ENDED.append(status)
         if not self.quiet:
             console.table(result)
