@@ -22,7 +22,7 @@ from fidelity import oracles
 from fidelity.errors import EvaluationError, IllegalTiling
 from fidelity.lazy import torch
 from fidelity.optimizations import inapplicable
-from fidelity.records import DTYPES, OFFLOADS, DecodePlan, Limit, Measurement, Model, Reason, Receipts, Tiling
+from fidelity.records import DTYPES, OFFLOADS, DecodePlan, Limit, Measurement, Model, Reason, Receipts, Temporal, Tiling
 from fidelity.registry import Check, check
 
 if TYPE_CHECKING:
@@ -239,6 +239,7 @@ def _knobs(model: Model, plan: DecodePlan, shape: tuple[int, ...]) -> Iterator[D
         _replace(plan, slicing=not plan.slicing),
         *(_replace(plan, offload=offload) for offload in OFFLOADS if offload != plan.offload),
         _replace(plan, tiling=None if plan.tiling else _some_tiling(model, shape)),
+        _replace(plan, temporal=None if plan.temporal else _some_chunks(model, shape)),
     ]
     for knob in dict.fromkeys(turned):
         if knob != plan and inapplicable(knob, model, shape) is None:
@@ -255,6 +256,13 @@ def _some_tiling(model: Model, shape: tuple[int, ...]) -> Tiling | None:
             continue
         return Tiling(tile, 0.25)
     return None
+
+
+def _some_chunks(model: Model, shape: tuple[int, ...]) -> Temporal | None:
+    """Chunks of half the video that abut, where the class cuts videos."""
+    if len(shape) != 5 or shape[2] < 2 or not model.family.temporal_attributes():
+        return None
+    return Temporal(shape[2] // 2, 0.0)
 
 
 class _Interrupted(Exception):
