@@ -131,5 +131,7 @@ def test_signals_in_quick_succession_lose_nothing(suite, tmp_path, when, status)
     assert "Traceback" not in done.stderr
     stored = from_json((tmp_path / "out/results.json").read_bytes(), RunResult)
     assert (len(stored.cases), stored.partial) == (3, when == "judging")
+    assert stored.suite.get("resume") == ("fidelity run small.toml --out out --resume" if stored.partial else None)
+    assert ('name="run"' in (tmp_path / "out/junit.xml").read_text()) == stored.partial
     assert (tmp_path / "out/report.html").is_file()
     assert [path.name for path in tmp_path.glob(".out*")] == []

@@ -159,11 +159,13 @@ class Job:
                 shutil.copytree(self.folder / "images", stage.path / "images")
             judged = self._execute(stage.path, kept)
             writing.enter_context(undisturbed())
+            folder = stage.settle(judged, resumed=self.resume)
+            resume = f"{self.again} --out {shlex.quote(os.path.relpath(folder))} --resume"
             if judged.partial:
                 click.echo("fidelity: stopping, writing what was judged", err=True)
+                judged = structs.replace(judged, suite={**judged.suite, "resume": resume})
             result, unsaved = self._recorded(judged)
             report.write_all(result, stage.path)
-            folder = stage.settle(result, resumed=self.resume)
         status = max(status_of(result), NOT_JUDGED if unsaved else 0)
         ENDED.append(status)
         if not self.quiet:
@@ -172,8 +174,7 @@ class Job:
         github.run(result, markdown.render(result))
         console.finish(result, seconds=time.monotonic() - start, report=folder / "report.html")
         if result.partial:
-            shown = shlex.quote(os.path.relpath(folder))
-            console.resume(result, f"{self.again} --out {shown} --resume", others=others)
+            console.resume(result, resume, others=others)
         if unsaved:
             add = f"fidelity history {shlex.quote(str(self.history))} --add {shlex.quote(os.path.relpath(folder))}"
             click.echo(f"fidelity: {unsaved}; the run is in {folder}: {add} adds it", err=True)

@@ -17,14 +17,14 @@ def render(run: RunResult) -> str:
     """The run as JUnit XML. Characters that XML 1.0 cannot hold become U+FFFD.
 
     A surprise is a failure, or an error where the case could not be judged; what failed as expected passes and says so
-    in a property; what cannot apply is skipped with its reason.
+    in a property; what cannot apply is skipped with its reason. A partial run has a testcase `run` with an error.
     """
     tally = words.counts(run)
     totals = {
         "name": words.suite_name(run),
-        "tests": str(len(run.cases)),
+        "tests": str(len(run.cases) + run.partial),
         "failures": str(tally["surprise"]),
-        "errors": str(tally["error"]),
+        "errors": str(tally["error"] + run.partial),
         "skipped": str(tally["not_applicable"]),
         "time": f"{sum(sum(case.seconds.values()) for case in run.cases):.3f}",
     }
@@ -38,6 +38,8 @@ def render(run: RunResult) -> str:
         XML.SubElement(properties, "property", _clean({"name": "note", "value": note}))
     for case in run.cases:
         _testcase(suite, case, words.suite_name(run))
+    if run.partial:
+        _unfinished(suite, run)
     XML.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + XML.tostring(root, encoding="unicode") + "\n"
 
@@ -63,6 +65,18 @@ def _testcase(suite: XML.Element, case: CaseResult, name: str) -> None:
         tag = "error" if kind == "error" else "failure"
         about = {"message": _message(case), "type": ",".join(case.diagnosis) or case.verdict}
         XML.SubElement(element, tag, _clean(about)).text = _NOT_XML.sub("\ufffd", text)
+
+
+def _unfinished(suite: XML.Element, run: RunResult) -> None:
+    """What a server would take for green: cases that are not there because the run was interrupted."""
+    element = XML.SubElement(
+        suite, "testcase", _clean({"classname": words.suite_name(run), "name": "run", "time": "0"})
+    )
+    judged, total = len(words.judged(run)), run.suite.get("judged")
+    of = f" of {total}" if isinstance(total, int) else ""
+    command = str(run.suite.get("resume") or "the same command with --resume")
+    about = {"message": f"interrupted after {judged}{of} cases; go on with {command}", "type": "interrupted"}
+    XML.SubElement(element, "error", _clean(about)).text = _NOT_XML.sub("\ufffd", "\n".join([command, *run.notes]))
 
 
 def _properties(element: XML.Element, case: CaseResult) -> None:

@@ -321,12 +321,21 @@ def test_what_to_take_under_each_budget():
         (20, "fp32, tile 8 overlap 0.25", "fp32, tile 8 overlap 0.25"),
         (40, "fp32, slicing", "fp32, slicing"),
         (50, "bf16, offload model", "fp32, slicing"),
-        (60, "bf16", "fp32, slicing"),  # as fast as the fastest within a tenth, and closer to the golden
+        (60, "bf16", "fp32, slicing"),  # as fast as the fastest within half its time, and closer to the golden
         (100, "fp32", "fp32"),
     ]
     assert {words.plan(choice.least.plan) for choice in plans.choices(found)} == {"fp32, tile 8 overlap 0.25"}
     assert plans.choices(found)[0].least.figures == "20.0 MiB peak, 80 % less than plain fp32; 9.00 s; RMSE 2.00"
     assert plans.choices([]) == []
+
+
+@pytest.mark.parametrize(("slow", "taken"), [(1.5, "fp32"), (1.501, "fp32, offload model")])
+def test_times_that_a_busy_machine_explains_choose_no_plan(slow, taken):
+    found = plans.summarize(RunResult({}, {}, cases=(
+        plan_case("a", 100, span=slow), plan_case("a", 100, span=1.2, offload="disk"),
+        plan_case("a", 100, span=1.0, offload="model"),
+    )))["m"]  # fmt: skip
+    assert [words.plan(choice.recommended.plan) for choice in plans.choices(found)] == [taken]
 
 
 def test_latents_to_which_a_plan_cannot_apply_are_no_gap():
@@ -458,6 +467,19 @@ def test_junit_says_which_commit_and_when():
     assert suite.get("timestamp") == "2026-11-30T12:40:01"
     assert suite.find("properties/property").attrib == {"name": "commit", "value": "abc"}
     assert "timestamp" not in junit.render(RunResult({}, {}))
+
+
+@pytest.mark.parametrize("command", ["fidelity run a.toml --out 'my out' --resume", None])
+def test_junit_of_an_interrupted_run_is_red(command):
+    about = {"name": "s", "judged": 9, **({"resume": command} if command else {})}
+    run = RunResult(about, {}, cases=(sample.judged(),), notes=("interrupted",), partial=True)
+    root = XML.fromstring(junit.render(run))
+    assert (root.get("tests"), root.get("errors"), root.get("failures")) == ("2", "1", "0")
+    assert [case.get("name") for case in root.iter("testcase")] == [run.cases[0].id, "run"]
+    error = root.find(".//testcase[@name='run']/error")
+    said = command or "the same command with --resume"
+    assert error.get("message") == f"interrupted after 1 of 9 cases; go on with {said}"
+    assert error.text == f"{said}\ninterrupted"
 
 
 def test_junit_says_when_an_expected_failure_passed():
