@@ -9,6 +9,7 @@ FidelityError
 │   ├── LatentsError        latents of the wrong rank, channels, dtype or with NaN
 │   ├── GoldenError         a golden that is missing, corrupted or of something else
 │   ├── OutputError         an output folder that cannot be written, or that holds something else
+│   ├── HistoryBusy         a history that another run is writing to
 │   └── PluginError         a plugin that does not import or register
 └── EvaluationError         a case could not be judged: verdict `error`, exit status 3
     ├── AttestationError    LPIPS weights are missing, altered or give the wrong answer
@@ -52,6 +53,10 @@ class GoldenError(RequestError):
 
 class OutputError(RequestError):
     """An output folder that cannot be written, or that holds something other than a fidelity run."""
+
+
+class HistoryBusy(RequestError):
+    """A history that another run is writing to for longer than one waits."""
 
 
 class PluginError(RequestError):

@@ -6,13 +6,13 @@ folders, where a log beside it would be left behind or not work. Writers wait fo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from fidelity.errors import OutputError, RequestError
+from fidelity.errors import HistoryBusy, OutputError, RequestError
 
 APPLICATION = 0x46444C54
 """`PRAGMA application_id` of a history: "FDLT"."""
@@ -44,28 +44,32 @@ VERSION = len(MIGRATIONS)
 
 
 def refuse(path: Path) -> None:
-    """Raise RequestError unless `path` is a history that can be appended to, or can become one. Writes nothing."""
+    """Raise RequestError unless `path` is a history that can be appended to, or can become one. Writes nothing.
+
+    One that another run is writing to can: it is not waited for, since decoding takes longer than that.
+    """
     if not path.exists():
         anchor = path.absolute().parent
         if not anchor.is_dir() or not os.access(anchor, os.W_OK | os.X_OK):
             raise OutputError(f"history {path} cannot be written: {anchor} is not a writable folder")
         return
-    with reading(path):
+    with contextlib.suppress(HistoryBusy), reading(path, wait=0.0):
         pass
     if not os.access(path, os.W_OK) or not os.access(path.absolute().parent, os.W_OK):
         raise OutputError(f"history {path} cannot be written: make it and its folder writable, or name another")
 
 
-@contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
+@contextlib.contextmanager
+def reading(path: Path, *, wait: float | None = None) -> Iterator[sqlite3.Connection]:
     """A connection with today's schema that writes nothing: of an older file, a migrated copy in memory.
 
-    Raises RequestError if the file is missing, damaged, foreign or of a newer version.
+    Raises RequestError if the file is missing, damaged, foreign or of a newer version; HistoryBusy if somebody else has
+    held it for more than `wait` seconds, by default WAIT_SECONDS.
     """
     if not path.is_file():
         raise RequestError(f"history {path} is missing: make one with `fidelity run SUITE --history {path}`")
     try:
-        connection = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None)
+        connection = sqlite3.connect(path, timeout=WAIT_SECONDS if wait is None else wait, isolation_level=None)
         try:
             version = _version(connection, path)
             damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -81,10 +85,12 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         finally:
             connection.close()
     except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+            raise HistoryBusy(f"history {path}: another run is writing to it ({error}): try again") from error
         raise RequestError(f"history {path} cannot be read ({error}): name a file that fidelity wrote") from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def writing(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection within one transaction on today's schema, committed when the block ends well.
 
