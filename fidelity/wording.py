@@ -7,8 +7,12 @@ from typing import Any
 
 BARE = ("", "1", "share")
 """Units that say nothing which the measurement's name does not."""
-LINES: dict[tuple[Any, Any], str] = {("border", "x"): "left border", ("border", "y"): "upper border", ("band end", "x"): "far edge of the blend",
-         ("band end", "y"): "far edge of the blend"}  # fmt: skip
+LINES: dict[tuple[Any, Any], str] = {
+    ("border", "x"): "left border",
+    ("border", "y"): "upper border",
+    ("band end", "x"): "far edge of the blend",
+    ("band end", "y"): "far edge of the blend",
+}
 
 
 def amount(value: float, unit: str, digits: int = 4) -> str:

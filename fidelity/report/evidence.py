@@ -162,7 +162,7 @@ def _met(met: list[Meeting], own: str) -> list[str]:
         ratios = [each.ratio for each in met if each.own is here and each.ratio is not None]
         if ratios:
             said.append(
-                f"Predicted is {min(ratios):.2f} to {max(ratios):.2f} times the measured RMSE {where} "
+                f"Predicted is {min(ratios):.2f} to {max(ratios):.2f} times the measured RMSE of all items {where} "
                 f"({words.plural(len(ratios), 'tiling')})."
             )
     return said

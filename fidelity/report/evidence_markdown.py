@@ -25,7 +25,7 @@ def section(run: RunResult) -> list[str]:
         for outlook in outlooks for each in outlook.meetings if each.own
     ]  # fmt: skip
     if rows:
-        header = ["model", "tile", "overlap", "predicted RMSE", "measured", "ratio", "seam"]
+        header = ["model", "tile", "overlap", "predicted RMSE, all items", "measured RMSE, all items", "ratio", "seam"]
         lines += [*table(header, rows[:MOST_ROWS], right=6), ""]
         lines += [f"… and {len(rows) - MOST_ROWS} more in `report.html`.", ""] if len(rows) > MOST_ROWS else []
     for room in rooms[:MOST_MODELS]:

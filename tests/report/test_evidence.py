@@ -73,7 +73,8 @@ def test_the_summary_says_what_it_means_and_how_good_it_was():
     assert "tiling is never exact, whatever the overlap" in text
     assert "wrong by 10.0 grey levels RMS for want of context and less than a tenth of that 2 latent pixels" in text
     assert "by 2.00 in a tile of 16 and 4.00 in a tile of 8 latent pixels: no overlap removes that" in text
-    assert "Predicted is 0.80 to 2.00 times the measured RMSE on l (2 tilings)." in text
+    assert "| measured RMSE, all items |" in text, "the table of plans has the worst item's beside it"
+    assert "Predicted is 0.80 to 2.00 times the measured RMSE of all items on l (2 tilings)." in text
     assert "| `m` | 16 | 0.25 | 2.00 | 1.00 | 2.00 | 1.50 |" in text
 
 
@@ -81,7 +82,7 @@ def test_other_latents_are_told_apart():
     found = run(tiled(0.0, (2.0,), latents="k"), latents="k")
     (outlook,) = evidence.outlooks(found)
     assert [each.own for each in outlook.meetings] == [False, False]
-    assert outlook.said[-1].startswith("Predicted is 2.00 to 2.00 times the measured RMSE on other latents")
+    assert "2.00 to 2.00 times the measured RMSE of all items on other latents" in outlook.said[-1]
 
 
 def test_a_local_decoder_can_be_exact_and_a_causal_one_is_called_so():

@@ -28,7 +28,7 @@ function outlookChart(canvas, rows) {
   x.ticks = { ...x.ticks, callback: (value) => String(Number(value.toPrecision(3))) };
   const label = (item) => `${item.dataset.label}, overlap ${item.raw.x}: ${number(item.raw.y)}`;
   return new Chart(canvas, { type: "line", data: { datasets: outlookSets(rows) },
-    options: { animation: false, maintainAspectRatio: false, scales: { x, y: axis("RMSE, grey levels") },
+    options: { animation: false, maintainAspectRatio: false, scales: { x, y: axis("RMSE of all items, grey levels") },
       plugins: { legend: { position: "bottom", labels: { color: colour("ink"), usePointStyle: true, boxHeight: 7 } },
         tooltip: { displayColors: false, callbacks: { title: () => "", label } } } } });
 }
