@@ -68,6 +68,7 @@ def render(run: RunResult, folder: Path) -> str:
             pictures=album.embedded,
             summaries=summaries,
             choices=choices,
+            alike=plans.ALIKE,
             outlooks=outlooks,
             rooms=evidence.rooms(run),
         )

@@ -14,6 +14,9 @@ from msgspec import Struct, structs
 from fidelity.records import CaseResult, DecodePlan, RunResult
 from fidelity.report import words
 
+ALIKE = 1.5
+"""Decodes timed once differ by as much on a shared machine, doing the same work: no reason to prefer one."""
+
 
 class PlanSummary(Struct, frozen=True):
     """One plan of one model over all latents that it was judged with."""
@@ -62,7 +65,7 @@ class Choice(Struct, frozen=True):
     budget: int
     """Bytes; the peak of some plan, so that it is met when equal."""
     recommended: PlanSummary
-    """The fastest that fits, and of those within a tenth of its time the closest to the golden."""
+    """The fastest that fits; of those as fast (see `ALIKE`) the closest to the golden, then the least, the simplest."""
     closest: PlanSummary
     """The one with the least RMSE that fits."""
     least: PlanSummary
@@ -95,16 +98,16 @@ def recommend(plans: Sequence[PlanSummary], budget: int | None = None) -> list[P
 def choices(plans: Sequence[PlanSummary]) -> list[Choice]:
     """What to take under every budget at which something more fits, ascending; none where nothing can be recommended.
 
-    All plans here passed every gate, so the recommended one is the fastest. Decodes within a tenth of its time count as
-    equally fast, since a repeated decode varies by as much.
+    All plans here passed every gate, so the recommended one is the fastest. Those within `ALIKE` times its time count
+    as equally fast: of them the closest to the golden, then the least peak, then the fewest settings decide.
     """
     able = recommend(plans)
     found = []
     for budget in sorted({plan.peak_bytes for plan in able if plan.peak_bytes is not None}):
         fitting = recommend(able, budget)
         soonest = min(_or_inf(plan.seconds) for plan in fitting)
-        fast = [plan for plan in fitting if _or_inf(plan.seconds) <= 1.1 * soonest]
-        found.append(Choice(budget, min(fast, key=_closest), min(fitting, key=_closest), able[0]))
+        fast = [plan for plan in fitting if _or_inf(plan.seconds) <= ALIKE * soonest]
+        found.append(Choice(budget, min(fast, key=_plainest), min(fitting, key=_closest), able[0]))
     return found
 
 
@@ -122,6 +125,11 @@ def _names(run: RunResult) -> list[str]:
 
 def _cheapest(plan: PlanSummary) -> tuple[float, float, int, str]:
     return _or_inf(plan.peak_bytes), _or_inf(plan.seconds), len(plan.plan.settings), plan.plan.id
+
+
+def _plainest(plan: PlanSummary) -> tuple[float, float, int, float, str]:
+    """Without the time, but for plans that are alike in all else."""
+    return (_or_inf(plan.rmse), _or_inf(plan.peak_bytes), len(plan.plan.settings), _or_inf(plan.seconds), plan.plan.id)
 
 
 def _closest(plan: PlanSummary) -> tuple[float, float, float, int, str]:
