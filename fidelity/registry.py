@@ -32,16 +32,22 @@ T = TypeVar("T")
 FRAMES = "frames"
 """What an instrument needs that has nothing to look at in a picture, whatever the plan: a sample with frames."""
 
+AXES = ("model", "models", "latents", "dtype", "upcast", "check", "state")
+"""What suites, filters and receipts call something else: an option of such a name would stand in its place."""
+
 
 class Registry(Generic[T]):
     """Named things of one kind, in the order of their registration."""
 
-    def __init__(self, kind: str):
+    def __init__(self, kind: str, reserved: Sequence[str] = ()):
         self.kind = kind
+        self.reserved = reserved
         self._entries: dict[str, T] = {}
 
     def add(self, name: str, entry: T, *, replace: bool = False) -> T:
-        """Register `entry`. Raises PluginError if the name is taken."""
+        """Register `entry`. Raises PluginError if the name is taken, or means something else beside its kind."""
+        if name in self.reserved:
+            raise PluginError(f"{self.kind} {name!r} is a word of suites and reports already: choose another name")
         if name in self._entries and not replace:
             raise PluginError(f"{self.kind} {name!r} is registered twice: choose another name")
         self._entries[name] = entry
@@ -148,7 +154,7 @@ def _summary(thing: Any) -> str:
 MODELS: Registry[Model] = Registry("model")
 FAMILIES: Registry[Family] = Registry("autoencoder class")
 LATENTS: Registry[LatentSource] = Registry("latents")
-OPTIMIZATIONS: Registry[Optimization] = Registry("optimization")
+OPTIMIZATIONS: Registry[Optimization] = Registry("optimization", AXES)
 METRICS: Registry[Instrument] = Registry("metric")
 DETECTORS: Registry[Instrument] = Registry("detector")
 CHECKS: Registry[Check] = Registry("check")
