@@ -36,3 +36,16 @@ def test_report_exits_as_the_run_did(capsys, tmp_path, run, status):
         cli.main(["report", str(tmp_path)])
     assert end.value.code == status == status_of(run)
     assert (tmp_path / "report.html").is_file()
+
+
+def test_a_run_may_be_named_by_its_results(capsys, tmp_path):
+    (tmp_path / "results.json").write_bytes(to_json(a_run("pass")))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["report", str(tmp_path / "results.json")])
+    assert end.value.code == 0
+    assert str(tmp_path / "report.html") in capsys.readouterr().out
+    assert (tmp_path / "report.html").is_file()
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["report", str(tmp_path / "other.json")])
+    assert end.value.code == 2

@@ -20,6 +20,7 @@ def report_(folder: Path) -> int:
     from fidelity import report
     from fidelity.report import console, json
 
+    folder = json.folder_of(folder)
     result: RunResult = json.read(folder)
     report.write_all(result, folder)
     console.table(result)

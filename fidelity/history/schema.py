@@ -66,6 +66,8 @@ def reading(path: Path, *, wait: float | None = None) -> Iterator[sqlite3.Connec
     Raises RequestError if the file is missing, damaged, foreign or of a newer version; HistoryBusy if somebody else has
     held it for more than `wait` seconds, by default WAIT_SECONDS.
     """
+    if path.is_dir():
+        raise RequestError(f"history {path} is a folder: name a file, like history.db; `fidelity report` shows a run")
     if not path.is_file():
         raise RequestError(f"history {path} is missing: make one with `fidelity run SUITE --history {path}`")
     try:

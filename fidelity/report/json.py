@@ -27,8 +27,15 @@ def write(run: RunResult, folder: Path) -> Path:
     return files.write(folder / NAME, data)
 
 
+def folder_of(path: Path) -> Path:
+    """The folder of a run that is named by its results.json; any other path as it is."""
+    return path.parent if path.name == NAME and path.is_file() else path
+
+
 def read(folder: Path) -> RunResult:
-    """The run stored in `folder`. Raises RequestError, in one line, if there is none or it is not one."""
+    """The run stored in `folder`, or in the results.json of that path. Raises RequestError, in one line, if there is
+    none or it is not one."""
+    folder = folder_of(folder)
     path = folder / NAME
     try:
         data = path.read_bytes()
