@@ -11,6 +11,9 @@ import click
 from fidelity.cli.common import case_option, json_option
 from fidelity.errors import EvaluationError, RequestError
 
+MOST_NAMES = 5
+"""Cases that a refusal names."""
+
 
 @click.command("history")
 @click.argument("database", metavar="DB", type=click.Path(path_type=Path))
@@ -36,15 +39,28 @@ def history_(database: Path, glob: str | None, measurement: str | None, folder: 
     found = history.read(database, wanted)
     if not found:
         raise RequestError(f"history {database} holds no run: add one with `fidelity run SUITE --history {database}`")
-    if not any(trend.series for trend in found.values()):
-        asked = " ".join([f"--case {glob}" if glob else "", f"--measurement {measurement}" if measurement else ""])
-        raise RequestError(f"history {database} holds nothing for {' '.join(asked.split())}: see it without them")
+    shown = {suite: trend for suite, trend in found.items() if trend.series}
+    if not shown:
+        asked = [f"--case {glob}" if glob else "", f"--measurement {measurement}" if measurement else ""]
+        known = _known(database, by_case=glob is not None)
+        raise RequestError(f"history {database} holds nothing for {' '.join(filter(None, asked))}; it holds {known}")
     if as_json:
-        click.echo(to_json(found).decode())
+        click.echo(to_json(shown).decode())
         return 0
-    for trend in found.values():
+    for trend in shown.values():
         trend_console.show(trend)
     return 0
+
+
+def _known(database: Path, *, by_case: bool) -> str:
+    """What the newest runs of a history hold: their measurements, and where cases were asked for some of these."""
+    from fidelity.history import database as history
+
+    series = [one for trend in history.read(database).values() for one in trend.series]
+    names = ", ".join(sorted({one.name for one in series})) or "no measurement"
+    cases = sorted({one.case for one in series})
+    more = f" … ({len(cases)} in all)" if len(cases) > MOST_NAMES else ""
+    return f"{names} of {', '.join(cases[:MOST_NAMES])}{more}" if by_case and cases else names
 
 
 def add(database: Path, run: object) -> None:
