@@ -33,6 +33,18 @@ def test_the_workflow_is_one():
     assert (ROOT / WORKFLOW["env"]["SUITE"]).is_file()
 
 
+def test_the_history_of_a_red_run_is_kept():
+    """`actions/cache` by itself saves only where every step was green."""
+    used = [step.get("uses", "").partition("@")[0] for step in STEPS]
+    assert "actions/cache" not in used
+    back, keep = (STEPS[used.index(f"actions/cache/{half}")] for half in ("restore", "save"))
+    assert keep["if"] == "${{ !cancelled() }}"
+    assert {key: back["with"][key] for key in ("path", "key")} == keep["with"]
+    assert back["with"]["key"].startswith(back["with"]["restore-keys"])
+    run = next(place for place, step in enumerate(STEPS) if f"--history {keep['with']['path']}" in step.get("run", ""))
+    assert STEPS.index(back) < run < STEPS.index(keep)
+
+
 def commands(text: str) -> list[list[str]]:
     """Every command line of fidelity in a text, in words."""
     text = text.replace("\\\n", " ").replace("python -m fidelity.cli", "fidelity")
