@@ -34,12 +34,13 @@ def write_all(comparison: Comparison, folder: Path) -> None:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raise OutputError if `folder` holds something other than a comparison or a fidelity run."""
+    """Raise OutputError if `folder` holds something other than a comparison: a run's folder is replaced whole."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file: name a folder with --out")
     if folder.is_dir() and any(folder.iterdir()):
-        own = any((folder / name).is_file() for name in (NAMES[0], "results.json"))
-        if not own:
+        if (folder / "results.json").is_file():
+            raise OutputError(f"{folder} holds a run, nothing written: name a folder of its own with --out")
+        if not (folder / NAMES[0]).is_file():
             raise OutputError(f"{folder} holds something other than a comparison, nothing written: name another --out")
 
 
@@ -111,8 +112,10 @@ def pace(found: Pace) -> str:
     assert found.low is not None
     assert found.high is not None
     gate = f", allowed {found.allowed:.3g} ×" if found.allowed is not None else ", not gated"
-    spread = f"half of {found.cases} between {found.low:.3g} and {found.high:.3g}"
-    return f"Decodes take {found.ratio:.3g} × as long ({spread}){gate}."
+    ratio, low, high = (f"{figure:.3g}" for figure in (found.ratio, found.low, found.high))
+    spread = f"half of {found.cases} between {low} and {high}" if low != high else words.plural(found.cases, "case")
+    took = f"{ratio} × as long" if ratio != "1" else "as long as before"
+    return f"Decodes take {took} ({spread}){gate}."
 
 
 def plan(case: CaseChange) -> str:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fidelity.compare import compare
-from fidelity.comparison import OUTCOMES, TITLES, Comparison, Rises
+from fidelity.comparison import OUTCOMES, TITLES, Comparison, Pace, Rises
 from fidelity.errors import OutputError
 from fidelity.records import DecodePlan, Measurement, Reason, RunResult, Tiling, from_json
 from fidelity.report import comment, compare_console, compare_html, compare_markdown
@@ -78,6 +78,29 @@ def test_files_are_written_and_read_again(found, tmp_path):
     for folder in (tmp_path / "mine", tmp_path / "mine/thesis.md"):
         with pytest.raises(OutputError, match="name a"):
             rendering.refuse_foreign(folder)
+
+
+@pytest.mark.parametrize("with_comparison", [False, True])
+def test_the_folder_of_a_run_is_refused(found, tmp_path, with_comparison):
+    if with_comparison:
+        rendering.write_all(found, tmp_path)
+    (tmp_path / "results.json").write_text("{}")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(OutputError, match="holds a run, nothing written: name a folder of its own"):
+        rendering.refuse_foreign(tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("pace", "said"),
+    [
+        (Pace(1.0, 1.0, 1.0, 13), "Decodes take as long as before (13 cases), not gated."),
+        (Pace(1.0, 0.9, 1.2, 13), "Decodes take as long as before (half of 13 between 0.9 and 1.2), not gated."),
+        (Pace(1.3, 1.1, 1.5, 6, 1.25), "Decodes take 1.3 × as long (half of 6 between 1.1 and 1.5), allowed 1.25 ×."),
+    ],
+)
+def test_time_in_one_sentence(pace, said):
+    assert rendering.pace(pace) == said
 
 
 def test_the_comment_says_what_and_why(found, green):
