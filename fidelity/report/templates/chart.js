@@ -3,9 +3,9 @@ const SHAPES = { pass: "circle", expected: "triangle", surprise: "rectRot", erro
 const plot = { model: null, latents: null, x: "peak", y: "rmse", logX: false, logY: true, chart: null, points: [] };
 
 function chartControls() {
-  const models = page.axes.model.filter((model) => judged.some((row) => row.axes.model === model));
+  const models = (page.axes.model ?? []).filter((model) => judged.some((row) => row.axes.model === model));
   if (!plot.model || !models.includes(plot.model)) plot.model = models[0] ?? null;
-  const latents = page.axes.latents.filter((name) =>
+  const latents = (page.axes.latents ?? []).filter((name) =>
     judged.some((row) => row.axes.model === plot.model && row.axes.latents === name));
   if (!latents.includes(plot.latents)) plot.latents = page.yardsticks[plot.model] ?? latents[0] ?? null;
   const axes = ["peak", "seconds", ...page.main, ...measured].filter((name, place, all) =>
