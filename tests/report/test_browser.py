@@ -262,6 +262,57 @@ def test_a_link_to_no_case_is_said(visit, report):
     assert "has no case" in page.inner_text("#shown")
 
 
+def marked(page) -> str:
+    return page.get_attribute("#table tr.at", "data-id")
+
+
+def test_j_follows_the_filters_and_goes_past_the_rows_that_are_drawn(visit, tmp_path):
+    html.write(sample.thousand(tmp_path), tmp_path)
+    page = visit((tmp_path / "report.html").as_uri())
+    for _ in range(3):
+        page.keyboard.press("j")
+    assert marked(page) == rows(page)[2]
+    page.click('[data-filter="pass"]')
+    page.keyboard.press("j")
+    assert marked(page) == rows(page)[0], "the row that was marked is filtered out: from the top"
+    page.click('[data-sort="rmse"]')
+    page.click("text=Reset")
+    page.reload()
+    for _ in range(105):
+        page.keyboard.press("j")
+    assert len(rows(page)) == 200
+    assert rows(page).index(marked(page)) > 99
+
+
+def test_the_way_of_looking_is_kept_from_case_to_case_and_through_a_change_of_theme(visit, report):
+    page = visit(f"{report}#case={SEAMED}", color_scheme="light")
+    page.wait_for_selector(".stage canvas")
+    page.click('[data-mode="difference"]')
+    slide(page, "gain", 5)
+    page.click('[aria-label="Zoom in"]')
+    seen = """() => [document.querySelector('.tools [data-mode][aria-pressed=true]').dataset.mode,
+      document.querySelector('figcaption').textContent,
+      document.querySelector('.stage canvas').style.transform.split(' scale')[1]]"""
+    before = page.evaluate(seen)
+    assert "32" in before[1]
+    node = page.query_selector(".stage canvas")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_selector("html.dark")
+    assert page.evaluate(seen) == before
+    assert node.evaluate("node => node.isConnected"), "the pictures stay, only charts are drawn again"
+    page.keyboard.press("j")
+    page.wait_for_function("before => document.querySelector('figcaption')?.textContent === before", arg=before[1])
+    assert page.evaluate(seen) == before
+
+
+def test_a_run_without_cases_draws_what_there_is(visit, tmp_path):
+    html.write(RunResult({"name": "s"}, {}), tmp_path)
+    page = visit((tmp_path / "report.html").as_uri())
+    assert "Nothing was judged." in page.inner_text("#decision")
+    assert page.is_hidden("#tradeoff")
+    assert page.inner_text("#shown").startswith("0 cases")
+
+
 def test_keys_leave_the_search_box_alone(visit, report):
     page = visit(report)
     page.keyboard.press("/")

@@ -1,5 +1,6 @@
 // One case: built when it is opened, so that a thousand cases cost nothing until then.
 let viewer = null;
+let look = {}; // how the case before was looked at, for the next one
 let drawn = []; // charts of the open case, but for the viewer's own
 
 function openCase(id) {
@@ -9,17 +10,30 @@ function openCase(id) {
   leave();
   const detail = JSON.parse($(`case-${row.index}`).textContent);
   state.open = id;
-  viewer = Object.values(detail.images).some((list) => list.length) ? new Viewer(detail) : null;
+  viewer = Object.values(detail.images).some((list) => list.length) ? new Viewer(detail, look) : null;
   $("detail").replaceChildren(head(row), body(row, detail));
   $("detail").scrollTop = 0;
   if (!$("detail").open) { $("detail").showModal(); $("detail").focus(); }
   if (viewer) viewer.show();
-  state.at = visible().findIndex((other) => other.id === id);
+  state.at = id;
   pointTo(id);
+}
+
+/** The open case in the colours of another theme: its pictures, their place and mode stay as they are. */
+function recolour() {
+  if (state.open === null) return;
+  const row = byId.get(state.open);
+  const [top, detail] = [$("detail").scrollTop, JSON.parse($(`case-${row.index}`).textContent)];
+  drawn.forEach((chart) => chart.destroy());
+  drawn = [];
+  $("detail").replaceChildren(head(row), body(row, detail));
+  $("detail").scrollTop = top;
+  if (viewer?.loaded) viewer.paint();
 }
 
 /** Give back what the open case holds. */
 function leave() {
+  if (viewer) look = viewer.look();
   viewer?.close();
   drawn.forEach((chart) => chart.destroy());
   [viewer, drawn] = [null, []];
@@ -27,6 +41,7 @@ function leave() {
 
 function closeCase() {
   leave();
+  look = {};
   state.open = null;
   if ($("detail").open) $("detail").close();
   $("detail").replaceChildren();

@@ -54,7 +54,7 @@ function theme(dark) {
   drawEffects();
   drawEvidence();
   drawTrend();
-  if (state.open !== null) openCase(state.open);
+  recolour();
 }
 
 function start() {

@@ -83,17 +83,20 @@ function drawTable() {
   const rows = visible();
   $("table").tHead.replaceChildren(el("tr", {}, ...COLUMNS.map(headOf)));
   $("table").tBodies[0].replaceChildren();
-  addRows(rows, 0);
+  addRows(rows);
   $("shown").textContent = countOf(rows);
-  $("all-rows").hidden = state.all || rows.length <= ROWS;
   $("all-rows").textContent = `Show all ${rows.length}`;
+  pointTo(state.at);
 }
 
 /** The next rows; where all are asked for, the rest follow frame by frame, so that nothing waits for a thousand. */
-function addRows(rows, from) {
-  $("table").tBodies[0].append(...rows.slice(from, from + ROWS).map(rowOf));
-  const next = from + ROWS;
-  if (state.all && next < rows.length) requestAnimationFrame(() => { if (rows === found) addRows(rows, next); });
+function addRows(rows) {
+  const body = $("table").tBodies[0];
+  const from = body.rows.length;
+  body.append(...rows.slice(from, from + ROWS).map(rowOf));
+  const more = body.rows.length < rows.length;
+  $("all-rows").hidden = state.all || !more;
+  if (state.all && more) requestAnimationFrame(() => { if (rows === found) addRows(rows); });
 }
 
 function countOf(rows) {
@@ -162,12 +165,15 @@ function pointTo(id) {
   return line;
 }
 
-/** Move the marked row by `step`, and keep it in view. */
+/** Move the mark by `step` in the order shown, past the rows that are drawn too, and keep it in view. */
 function walk(step) {
-  const rows = $("table").tBodies[0].rows;
+  const rows = visible();
   if (!rows.length) return;
-  state.at = Math.min(rows.length - 1, Math.max(0, state.at + step));
-  const line = pointTo(rows[state.at].dataset.id);
+  const from = rows.findIndex((row) => row.id === state.at);
+  const next = Math.min(rows.length - 1, Math.max(0, from + step));
+  while ($("table").tBodies[0].rows.length <= next) addRows(rows);
+  state.at = rows[next].id;
+  const line = pointTo(state.at);
   line.scrollIntoView({ block: "nearest", behavior: "instant" });
   showPoint(line.dataset.id);
 }

@@ -2,13 +2,16 @@
 const reducedMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 class Viewer {
-  constructor(detail) {
+  /** `look`: mode, gain, zoom and place of the case before, as `look()` gave them. */
+  constructor(detail, look = {}) {
     this.detail = detail;
     this.frames = Math.max(1, detail.frames ?? 1);
     const first = worstPlace(detail) ?? detail.measurements.rmse?.where ?? {};
     [this.image, this.frame] = [first.image ?? 0, Math.min(first.frame ?? 0, this.frames - 1)];
     this.mode = "side"; this.gain = 8; this.zoom = 1; this.x = null; this.y = null;
     this.grid = false; this.mix = 50; this.phase = false; this.ring = null; this.stages = [];
+    Object.assign(this, look);
+    this.grid &&= Boolean(detail.receipts.tiling?.grid);
     this.tools = el("div", { class: "tools" });
     this.panes = el("div", { class: "panes" });
     this.film = this.frames > 1 ? new Film(this) : null;
@@ -17,6 +20,12 @@ class Viewer {
       this.tools, this.panes, this.film?.root, this.profiles.root);
     this.resize = new ResizeObserver(() => this.place());
     this.resize.observe(this.panes);
+  }
+
+  /** How it is looked at, apart from what is looked at. */
+  look() {
+    const { mode, gain, zoom, x, y, grid, mix } = this;
+    return { mode, gain, zoom, x, y, grid, mix };
   }
 
   count() {

@@ -2,7 +2,7 @@
 const page = JSON.parse(document.getElementById("data").textContent);
 page.cases.forEach((row, index) => { row.index = index; });
 const byId = new Map(page.cases.map((row) => [row.id, row]));
-const state = { kinds: new Set(), axes: {}, search: "", sort: null, up: false, open: null, at: -1, all: false };
+const state = { kinds: new Set(), axes: {}, search: "", sort: null, up: false, open: null, at: null, all: false };
 
 const $ = (id) => document.getElementById(id);
 
