@@ -71,8 +71,8 @@ Progress = Callable[[CaseResult], None]
 """Called with each case that has ended, those of an earlier run that were kept too."""
 
 
-def silent(_: CaseResult) -> None:
-    """A progress that says nothing."""
+def silent(_: object) -> None:
+    """A progress, or a phase, that says nothing."""
 
 
 def execute(
@@ -82,8 +82,10 @@ def execute(
     *,
     kept: RunResult | None = None,
     progress: Progress = silent,
+    phase: Callable[[str], None] = silent,
 ) -> RunResult:
-    """Judge every case of `suite`; pictures go to `folder`. `kept` is an earlier run of it, to be completed.
+    """Judge every case of `suite`; pictures go to `folder`. `kept` is an earlier run of it, to be completed; `phase` is
+    told what goes on before the first case.
 
     Raises RequestError, before anything is decoded, if a golden is missing or the request is wrong. An interrupt gives
     a partial result.
@@ -94,7 +96,7 @@ def execute(
         missing = _missing_goldens(suite, options)
         jobs = default_jobs(options.device) if options.jobs is None else options.jobs
         with Pool(options.setup(suite, folder), jobs, Path(scratch)) as pool:
-            return Run(suite, pool, missing, options, kept, progress).result(probe=True)
+            return Run(suite, pool, missing, options, kept, progress, phase).result(probe=True)
 
 
 class Run:
@@ -108,8 +110,9 @@ class Run:
         options: Options,
         kept: RunResult | None = None,
         progress: Progress = silent,
+        phase: Callable[[str], None] = silent,
     ):
-        self.suite, self.pool, self.missing, self.progress = suite, pool, missing, progress
+        self.suite, self.pool, self.missing, self.progress, self.phase = suite, pool, missing, progress, phase
         self.options, self.request, self.kept = options, options.reproducing(suite), kept
         self.results: dict[str, CaseResult] = {}
         self.references: dict[tuple[str, str], Reference] = {}
@@ -178,6 +181,8 @@ class Run:
     def _hold_references(self) -> None:
         needed = dict.fromkeys((case.model, case.latents) for case in self._open_cases() if case.check is None)
         keys = [key for key in needed if key not in self.references]
+        if keys:
+            self.phase(f"holding {len(keys)} reference{'s' if len(keys) > 1 else ''}")
         self._prepare_missing()
 
         def on_reply(task: Task, reply: Reply) -> None:
@@ -208,6 +213,8 @@ class Run:
             first = next((name for name, _ in tilings if (model, name) in held), None)
             self.reach[model] = ModelReach(model, first or "", None, reason="no reference of this model holds")
             tasks += [Probe(model, first, tuple(tilings))] if first else []
+        if tasks:
+            self.phase(f"probing how far {', '.join(task.model for task in tasks)} looks")
 
         def on_reply(task: Task, reply: Reply) -> None:
             assert isinstance(task, Probe)

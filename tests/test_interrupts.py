@@ -53,6 +53,17 @@ def test_an_early_interrupt_hands_on_what_an_earlier_run_judged(suite, environme
     assert run.environment == kept.environment
 
 
+def test_a_run_says_what_it_does_before_its_first_case(suite):
+    def stop(*_: object) -> None:
+        if said:
+            raise KeyboardInterrupt
+
+    said: list[str] = []
+    pool = SimpleNamespace(environment=HERE, run=stop)
+    runs.Run(suite, pool, set(), runs.Options(), phase=said.append).result()  # type: ignore[arg-type]
+    assert said == ["holding 1 reference"]
+
+
 def test_an_interrupt_elsewhere_keeps_nothing_and_replaces_nothing(suite, tmp_path):
     kept = earlier(suite)
     run = interrupted(suite, kept, {**HERE, "class": "cpu-b"})

@@ -186,14 +186,16 @@ class Job:
 
         from fidelity import estimate, runs
         from fidelity.history.commit import commit
+        from fidelity.pool import default_jobs
         from fidelity.report import console
 
         began, which = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), commit()
         costs = {case.id: estimate.seconds(self.suite, case) for case in self.suite.judged}
         before = {case.id for case in kept.cases} if kept is not None else ()
-        shown = nullcontext(runs.silent) if self.quiet else console.progress(costs, kept=before, verbose=self.verbose)
-        with shown as advance:
-            result = runs.execute(self.suite, folder, self.options, kept=kept, progress=advance)
+        jobs = self.options.jobs or default_jobs(self.options.device)
+        told = console.progress(costs, kept=before, jobs=jobs, verbose=self.verbose)
+        with nullcontext(console.Advance(runs.silent, runs.silent)) if self.quiet else told as advance:
+            result = runs.execute(self.suite, folder, self.options, kept=kept, progress=advance, phase=advance.phase)
         return structs.replace(result, recorded=began, commit=which)
 
     def _recorded(self, result: RunResult) -> tuple[RunResult, str | None]:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -38,30 +39,46 @@ def console(stream: TextIO | None = None, *, width: int | None = None) -> Consol
 
 @contextmanager
 def progress(
-    costs: Mapping[str, float], *, kept: Collection[str] = (), verbose: bool = False, stream: TextIO | None = None
-) -> Iterator[Callable[[CaseResult], None]]:
+    costs: Mapping[str, float], *, kept: Collection[str] = (), jobs: int = 1, verbose: bool = False,
+    stream: TextIO | None = None,
+) -> Iterator[Advance]:  # fmt: skip
     """Yields `advance(case)`, to be called as each case ends. Goes to stderr, so that stdout stays the table's.
 
     `costs`: what each case to be judged is thought to cost, in any unit; `kept`: those that cost nothing, since an
-    earlier run judged them. On a terminal: a bar, the case, what is left. Elsewhere: a plain line at the first case,
-    every ten seconds and at the end. `verbose`: a line for each case as it ends, with its verdict and figures.
+    earlier run judged them; `jobs`: how many go on at once. On a terminal: a bar, the phase (`advance.phase`) or case,
+    what is left. Elsewhere: a plain line at the first case, every ten seconds and at the end.
+    `verbose`: a line for each case as it ends, with its verdict and figures.
     """
     out = console(stream or sys.stderr)
-    pace = Pace(costs, kept)
+    pace = Pace(costs, kept, jobs)
     if out.is_terminal:
         yield from _bar(pace, out, verbose)
     else:
         yield from _lines(pace, out, verbose)
 
 
+@dataclass(frozen=True)
+class Advance:
+    """To be called with each case that has ended; `phase` with what goes on before the first one."""
+
+    case: Callable[[CaseResult], None]
+    phase: Callable[[str], None]
+
+    def __call__(self, result: CaseResult) -> None:
+        self.case(result)
+
+
 class Pace:
     """What is left of a run, from what its cases are thought to cost and how fast they went so far.
 
     The first case brings the start of the workers with it, so time counts from its end on; until a tenth of the rest
-    is done, the costs themselves are believed too.
+    is done, the costs are believed too, scaled by what the cases so far say that they took: another machine's costs
+    are wrong by one factor.
     """
 
-    def __init__(self, costs: Mapping[str, float], kept: Collection[str] = ()):
+    def __init__(self, costs: Mapping[str, float], kept: Collection[str] = (), jobs: int = 1):
+        self.jobs = jobs
+        self.spent = self.thought = 0.0
         self.costs = {name: 0.0 if name in kept else max(cost, 1e-6) for name, cost in costs.items()}
         self.open = dict(self.costs)
         self.start = time.monotonic()
@@ -76,8 +93,10 @@ class Pace:
     def done(self) -> int:
         return len(self.costs) - len(self.open)
 
-    def advance(self, name: str) -> None:
+    def advance(self, name: str, seconds: float = 0.0) -> None:
         cost = self.open.pop(name, 0.0)
+        if cost and seconds:
+            self.spent, self.thought = self.spent + seconds, self.thought + cost
         if self.first is None and cost:
             self.first = (time.monotonic(), sum(self.open.values()))
 
@@ -88,7 +107,8 @@ class Pace:
         since, at_first = self.first
         rest = sum(self.open.values())
         believed = at_first / 10
-        seconds = (time.monotonic() - since + believed) / max(at_first - rest + believed, 1e-9)
+        scale = self.spent / self.thought / self.jobs if self.thought else 1.0
+        seconds = (time.monotonic() - since + believed * scale) / max(at_first - rest + believed, 1e-9)
         return rest * seconds
 
 
@@ -220,7 +240,7 @@ def _line(case: CaseResult, pace: Pace) -> Text:
     return text
 
 
-def _bar(pace: Pace, out: Console, verbose: bool) -> Iterator[Callable[[CaseResult], None]]:
+def _bar(pace: Pace, out: Console, verbose: bool) -> Iterator[Advance]:
     name = TextColumn(
         "{task.fields[case]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
     )
@@ -231,12 +251,17 @@ def _bar(pace: Pace, out: Console, verbose: bool) -> Iterator[Callable[[CaseResu
         task = bar.add_task("cases", total=pace.total, case="")
 
         def advance(case: CaseResult) -> None:
-            pace.advance(case.id)
+            pace.advance(case.id, sum(case.seconds.values()))
             if verbose:
                 bar.console.print(_line(case, pace), soft_wrap=True)
             bar.update(task, completed=pace.done, case=words.line(case.id))
 
-        yield advance
+        yield Advance(advance, lambda text: bar.update(task, case=words.line(text)))
+
+
+def _rough(seconds: float) -> str:
+    """A guess has no hundredths: `3 s`, `2:10`."""
+    return f"{max(1, round(seconds))} s" if round(seconds) < 60 else words.duration(round(seconds))
 
 
 class _Left(ProgressColumn):
@@ -248,19 +273,19 @@ class _Left(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         left = self.pace.left()
-        return Text("" if left is None or task.finished else f"{words.duration(left)} left", style="dim")
+        return Text("" if left is None or task.finished else f"{_rough(left)} left", style="dim")
 
 
-def _lines(pace: Pace, out: Console, verbose: bool) -> Iterator[Callable[[CaseResult], None]]:
+def _lines(pace: Pace, out: Console, verbose: bool) -> Iterator[Advance]:
     last = pace.start - EVERY_SECONDS
 
     def advance(case: CaseResult) -> None:
         nonlocal last
-        pace.advance(case.id)
+        pace.advance(case.id, sum(case.seconds.values()))
         now = time.monotonic()
         due = now - last >= EVERY_SECONDS or pace.done == pace.total
         left = pace.left()
-        about = "" if left is None else f", about {words.duration(left)} left"
+        about = "" if left is None else f", about {_rough(left)} left"
         tail = about if pace.done < pace.total else f" in {words.duration(now - pace.start)}"
         if verbose:
             out.print(_line(case, pace).append(tail if due else "", style="dim"), soft_wrap=True)
@@ -268,4 +293,4 @@ def _lines(pace: Pace, out: Console, verbose: bool) -> Iterator[Callable[[CaseRe
             out.print(f"{pace.done}/{pace.total} {words.line(case.id)}{tail}", soft_wrap=True)
         last = now if due else last
 
-    yield advance
+    yield Advance(advance, lambda _: None)

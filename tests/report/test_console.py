@@ -144,6 +144,34 @@ def test_what_is_left_follows_the_costs_and_the_pace(monkeypatch):
     assert pace.done == 5
 
 
+def test_the_first_case_scales_the_costs_of_all(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    pace = console.Pace({"a": 1.0, "b": 1.0, "c": 9.0}, jobs=2)
+    now[0] = 50.0
+    pace.advance("a", 6.0)
+    assert pace.left() == pytest.approx(10 * 6 / 2), "six times as slow as thought, two at once"
+
+
+def test_a_guess_has_no_hundredths(monkeypatch):
+    clock(monkeypatch, 4.0)
+    stream = io.StringIO()
+    with console.progress({case.id: 1.0 for case in cases(30)}, stream=stream) as advance:
+        for case in cases(30):
+            advance(case)
+    said = [line.partition("about ")[2] for line in stream.getvalue().splitlines()[:-1]]
+    assert all(re.fullmatch(r"(\d+ s|\d+:\d\d) left", text) for text in said), said
+
+
+def test_a_terminal_shows_what_goes_on_before_the_first_case(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    stream = Terminal()
+    with console.progress({"a": 1.0}, stream=stream) as advance:
+        advance.phase("holding 2 references")
+    assert "holding 2 references" in stream.getvalue()
+
+
 def test_an_interrupted_run_says_how_to_go_on():
     stream = io.StringIO()
     run = RunResult({"name": "s", "judged": 9}, {}, cases=tuple(cases(2)), partial=True)
