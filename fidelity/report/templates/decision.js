@@ -37,7 +37,8 @@ function pick(card, plan) {
 function passing(plans) {
   const fill = () => { if (box.childElementCount === 1) box.append(passingTable(plans)); };
   const box = el("details", { on: { toggle: fill } },
-    el("summary", {}, `All ${plans.length} plans that pass, and what they save`));
+    el("summary", {}, plans.length === 1 ? "The one plan that passes, and what it saves"
+      : `All ${plans.length} plans that pass, and what they save`));
   return box;
 }
 

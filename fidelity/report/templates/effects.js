@@ -4,7 +4,11 @@ const EXPLAINED = "A point is the mean over all pairs of judged cases that diffe
   + "range. An interaction is what two settings do beyond the sum of both, over all complete quadruples. "
   + "Emulated fp16 takes no part in bytes.";
 const effectPlot = { model: null, measurement: "rmse", charts: [] };
-const signed = (name, value) => `${value < 0 ? "−" : value > 0 ? "+" : ""}${figure(name, Math.abs(value))}`;
+/** What rounds to nothing has no sign. */
+const signed = (name, value) => {
+  const said = figure(name, Math.abs(value));
+  return `${said === figure(name, 0) ? "" : value < 0 ? "−" : "+"}${said}`;
+};
 const named = (axis, value) => (value === "on" ? axis : `${axis} ${value}`);
 const reach = (row) => Math.max(Math.abs(row.least), Math.abs(row.most));
 const pairName = (row) => row.axes.map((axis, place) => named(axis, row.values[place])).join(" × ");

@@ -109,7 +109,7 @@ function trendChart(canvas, shown, classes, changes) {
       scales: {
         x: { ticks: { ...ink, maxRotation: 0, autoSkipPadding: 12 }, grid: { display: false }, border },
         y: { ticks: { ...ink, callback: (value) => trendFigure(shown.name, value), maxTicksLimit: 7 }, grid: border,
-          grace: "8%", border },
+          grace: "8%", border, ...(level === 0 && !near ? { min: 0, suggestedMax: 1 } : {}) },
       } } });
 }
 
