@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fidelity import registry, runs
 from fidelity import suite as suite_
 from fidelity.environment import check_device
-from fidelity.errors import RequestError
+from fidelity.errors import EvaluationError, RequestError
 from fidelity.records import Case, CaseResult, DecodePlan, Limit, RunResult
 
 if TYPE_CHECKING:
@@ -46,8 +46,10 @@ def evaluate(
 
     with folders.staged(Path(out)) as stage:
         result = runs.execute(loaded, stage.path, options)
-        report.write_all(result, stage.path)
+        failed = report.write_all(result, stage.path)
         stage.settle(result)
+    if failed:
+        raise EvaluationError("; ".join(failed))
     return result
 
 

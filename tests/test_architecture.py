@@ -56,8 +56,8 @@ ONLY = {
     "jinja2": {"report.html"},
     "pytest": {"pytest_plugin"},
 }
-NO_TORCH = ("gates", "report", "suite", "plans", "rules", "grammar", "records", "registry", "cli", "compare", "comparison",
-            "differences", "history", "trend")  # fmt: skip
+NO_TORCH = ("gates", "report", "suite", "plans", "rules", "grammar", "records", "registry", "cli", "compare",
+            "comparison", "differences", "history", "trend")  # fmt: skip
 
 
 def modules() -> dict[str, Path]:

@@ -38,6 +38,13 @@ def status_of(result: RunResult) -> int:
     return result.exit_status if any(case.verdict != "not_applicable" for case in result.cases) else NOT_JUDGED
 
 
+def tell(failed: tuple[str, ...], status: int) -> int:
+    """Say on standard error what could not be rendered; the exit status with that in it."""
+    for line in failed:
+        click.echo(f"fidelity: {line}", err=True)
+    return max(status, NOT_JUDGED) if failed else status
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Finish the block whatever signal comes: minutes of decodes are being written."""

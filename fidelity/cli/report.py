@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fidelity.cli.common import status_of
+from fidelity.cli.common import status_of, tell
 
 if TYPE_CHECKING:
     from fidelity.records import RunResult
@@ -22,7 +22,7 @@ def report_(folder: Path) -> int:
 
     folder = json.folder_of(folder)
     result: RunResult = json.read(folder)
-    report.write_all(result, folder)
+    failed = report.write_all(result, folder)
     console.table(result)
     console.finish(result, report=folder / "report.html")
-    return status_of(result)
+    return tell(failed, status_of(result))

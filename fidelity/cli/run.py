@@ -22,6 +22,7 @@ from fidelity.cli.common import (
     plugin_option,
     prepare,
     status_of,
+    tell,
     undisturbed,
 )  # fmt: skip
 from fidelity.errors import RequestError
@@ -165,8 +166,8 @@ class Job:
                 click.echo("fidelity: stopping, writing what was judged", err=True)
                 judged = structs.replace(judged, suite={**judged.suite, "resume": resume})
             result, unsaved = self._recorded(judged)
-            report.write_all(result, stage.path)
-        status = max(status_of(result), NOT_JUDGED if unsaved else 0)
+            failed = report.write_all(result, stage.path)
+        status = tell(failed, max(status_of(result), NOT_JUDGED if unsaved else 0))
         ENDED.append(status)
         if not self.quiet:
             console.table(result)

@@ -216,7 +216,7 @@ def limits(plan: DecodePlan, latents: str, model: str = "reference-kl") -> dict[
     Other tiles than 16 are held to those of 16: larger tiles see more context and are nearer to the full decode.
     """
     if model in VIDEOS:
-        suite, like, tile = "video.toml", VIDEOS[model], 6
+        suite, like, tile = "video.toml", VIDEOS[model], 8
     else:
         suite, like, tile = "reference.toml", "normal" if latents.startswith("normal") else "photo-pair", 16
     if plan.tiling is not None:

@@ -732,3 +732,15 @@ def test_vendored_library_is_what_its_provenance_says():
     assert digest in (vendor / "README.md").read_text()
     assert "MIT License" in (vendor / "LICENSE.chart.js.md").read_text()
     assert "</script" not in (vendor / "chart.umd.min.js").read_text()
+
+
+def test_results_survive_a_page_that_cannot_be_drawn(tmp_path, monkeypatch):
+    def broken(*_):
+        raise AttributeError("no such figure")
+
+    monkeypatch.setattr(html, "render", broken)
+    run = RunResult({"path": "a"}, {}, cases=(sample.judged(),))
+    (failed,) = write_all(run, tmp_path)
+    assert failed == "html could not be rendered: AttributeError: no such figure; results.json is whole"
+    assert {"results.json", "summary.md", "junit.xml"} <= {path.name for path in tmp_path.iterdir()}
+    assert not (tmp_path / "report.html").exists()
