@@ -24,8 +24,9 @@ from fidelity.photographs import PHOTOGRAPHS, SHA256, Photograph
 from fidelity.records import Geometry, Model, Scaling
 from fidelity.registry import LATENTS, MODELS
 
-PHOTO = [name for name in LATENTS if name.startswith("photo")]
-DRAWN = [name for name in LATENTS if name not in PHOTO]
+VIDEOS = ("photo-pan", "temporal-step")
+PHOTO = [name for name in LATENTS if name.startswith("photo") and name not in VIDEOS]
+DRAWN = [name for name in LATENTS if name not in (*PHOTO, *VIDEOS)]
 UNSTATED = Scaling()
 VIDEO = Geometry(spatial=8, latent_channels=16, temporal=4, video=True)
 
@@ -61,7 +62,7 @@ def test_importing_and_shaping_leaves_heavy_packages_out(tmp_path: Path) -> None
         "import sys; from fidelity.latents import from_file; from fidelity.records import Geometry; "
         "from fidelity.registry import LATENTS; "
         f"from_file('mine', {str(file)!r}, scaled=True).shape(Geometry(8, 4)); "
-        "[source.shape(Geometry(8, 4)) for _, source in LATENTS.items()]; "
+        "[source.shape(Geometry(8, 4, 4, video=name in ('photo-pan', 'temporal-step'))) for name, source in LATENTS.items()]; "
         "print([name for name in ('torch', 'numpy', 'diffusers', 'skimage', 'PIL') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -71,13 +72,18 @@ def test_importing_and_shaping_leaves_heavy_packages_out(tmp_path: Path) -> None
 def test_the_recipes_of_the_design_are_there() -> None:
     assert set(LATENTS) == {
         "photo-pair", "photo-512", "photo-text", "photo-texture", "photo-night",
-        "normal", "flat", "ramp", "contrast", "hot-pixel",
+        "normal", "flat", "ramp", "contrast", "hot-pixel", *VIDEOS,
     }  # fmt: skip
     assert all(source.name == name and source.summary for name, source in LATENTS.items())
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "photo-512" else ()) for name in LATENTS]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "photo-512" else ())
+        for name in LATENTS
+        if name not in VIDEOS
+    ],
 )
 def test_made_as_announced_and_always_the_same(name: str, model: Model, loaded: torch.nn.Module) -> None:
     source = LATENTS.get(name)

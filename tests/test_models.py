@@ -562,7 +562,12 @@ def hot() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if "photo" in name else ()) for name in LATENTS]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if "photo" in name else ())
+        for name in LATENTS
+        if name not in ("photo-pan", "temporal-step")
+    ],
 )
 def test_hot_twin_is_the_same_in_fp32_and_beyond_fp16_inside(name: str, reference, hot) -> None:
     latents = LATENTS.get(name).make(MODELS.get("reference-kl"), reference).tensor

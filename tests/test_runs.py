@@ -352,7 +352,7 @@ def test_approve_renews_a_golden_of_other_weights_and_needs_a_reason(recorded, t
     assert fidelity("run", "small.toml", "--out", "out", cwd=folder).returncode == 0
 
 
-PLUGIN = '''
+OFFLOADED = '''
 from fidelity import Measurement, detector
 
 @detector("offloaded", unit="share", better="lower")
@@ -365,7 +365,7 @@ def offloaded(candidate, golden, *, plan, receipts, data_range):
 @pytest.mark.slow
 def test_a_plugins_detector_is_asked_of_every_case(tmp_path):
     """Cases that share their pixels share what the project's own instruments measure, and nothing else."""
-    (tmp_path / "offloaded.py").write_text(PLUGIN)
+    (tmp_path / "offloaded.py").write_text(OFFLOADED)
     write_suite(tmp_path, 'offload = ["none", "model"]', '[limits]\noffloaded = { max = 0.5, origin = "test" }\n')
     done = fidelity("run", "small.toml", "--plugin", "offloaded", "--record-missing", "--jobs", "1", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -122,7 +122,7 @@ def _fit(cells: Tensor, guide: Tensor, weights: Tensor, common: Tensor) -> _Fit:
     design = torch.cat([common, (weights @ centre).expand(n, c, -1, -1), contrast @ centre / 64], dim=-1)
     gram = design.mT @ design
     ridge = _RIDGE * count * torch.eye(design.shape[-1], dtype=torch.float64)
-    inverse = torch.linalg.inv(gram + ridge)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram + ridge))
     solution = inverse @ (design.mT @ cells[..., None])
     residual = cells - (design @ solution)[..., 0]
     freedom = max(1, count - design.shape[-1])

