@@ -62,7 +62,7 @@ def test_importing_and_shaping_leaves_heavy_packages_out(tmp_path: Path) -> None
         "import sys; from fidelity.latents import from_file; from fidelity.records import Geometry; "
         "from fidelity.registry import LATENTS; "
         f"from_file('mine', {str(file)!r}, scaled=True).shape(Geometry(8, 4)); "
-        "[source.shape(Geometry(8, 4, 4, video=name in ('photo-pan', 'temporal-step'))) for name, source in LATENTS.items()]; "
+        f"[source.shape(Geometry(8, 4, 4, video=name in {VIDEOS})) for name, source in LATENTS.items()]; "
         "print([name for name in ('torch', 'numpy', 'diffusers', 'skimage', 'PIL') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -185,7 +185,7 @@ def _shifted(grid: TileGrid, cell: int, height: int, width: int) -> Tensor:
         centre = torch.eye(tiles, dtype=torch.float64) - 1 / tiles
         design = torch.cat([smooth, weights @ centre], dim=1)
         ridge = _RIDGE * len(design) * torch.eye(design.shape[1], dtype=torch.float64)
-        inverse = torch.linalg.inv(design.mT @ design + ridge)
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(design.mT @ design + ridge))
         readers.append((inverse @ design.mT)[6:].T @ centre)
     whole = torch.cat(readers, dim=1)
     # the residual has nothing left of what the real grid can explain, so neither may what reads it
