@@ -150,16 +150,14 @@ def latents(frames=6, batch=2, height=7, width=9, seed=3):
 
 
 PLANS = [
-    DecodePlan(dtype=dtype, slicing=slicing, tiling=tiling, temporal=temporal)
-    for dtype, slicing, (tiling, temporal) in product(
+    DecodePlan(dtype=dtype, slicing=dtype == "bf16", tiling=tiling, temporal=temporal)
+    for dtype, (tiling, temporal) in product(
         ["fp32", "bf16"],
-        [False, True],
         [
             (None, None),
             (Tiling(6, 0.5), None),
-            (None, Temporal(2, 0.0)),
             (None, Temporal(3, 1 / 3)),
-            (Tiling(4, 0.25), Temporal(4, 0.75)),
+            (Tiling(6, 0.5), Temporal(4, 0.25)),
         ],
     )
 ]
@@ -176,9 +174,10 @@ def test_hunyuan_engages_as_asked_and_equals_its_oracle_to_the_bit(hunyuan, plan
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("tiling", [None, Tiling(6, 0.5)], ids=str)
-@pytest.mark.parametrize("slicing", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "tiling", "slicing"),
+    [("fp32", None, False), ("fp32", Tiling(6, 0.5), True), ("bf16", Tiling(6, 0.5), False), ("fp16", None, True)],
+)
 def test_wan_engages_as_asked_and_equals_its_oracle(wan, dtype, tiling, slicing):
     plan, z = DecodePlan(dtype=dtype, tiling=tiling, slicing=slicing), latents(4)
     decoded = wan.decode(z, plan, trace=False)
