@@ -185,6 +185,10 @@ def _state(receipt: Mapping[str, Any]) -> list[Reason]:
 # ---------------------------------------------------------------- regressions
 
 
+ROUNDING = 1e-8
+"""Share of an approved value that another order of the same sums may move it by: no decode, only arithmetic."""
+
+
 def regressions(
     measurements: Mapping[str, Measurement], approved: Mapping[str, float], floors: Mapping[str, float]
 ) -> tuple[Reason, ...]:
@@ -204,7 +208,7 @@ def regressions(
             reasons.append(Reason(name, message, diagnosis=("regressed",)))
             continue
         value: float = found.value  # type: ignore[assignment]
-        floor = floors.get(name, 0.0)
+        floor = floors.get(name, 0.0) + ROUNDING * abs(was)
         worse = value - was if found.better == "lower" else was - value
         if not worse <= floor:  # a NaN floor or approved value holds nothing
             against = f"approved at {was:.6g}: worse by {worse:.3g}, noise floor {floor:.3g}"
