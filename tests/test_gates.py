@@ -205,7 +205,9 @@ def test_better_never_regresses(was, gain, better):
     assert gates.regressions({"m": measured("m", value, better)}, {"m": was}, {"m": 0.0}) == ()
 
 
-@pytest.mark.parametrize(("value", "regressed"), [(1.0, False), (1.25, False), (1.25 + 0.5e-8, False), (1.25 + 2e-8, True)])
+@pytest.mark.parametrize(
+    ("value", "regressed"), [(1.0, False), (1.25, False), (1.25 + 0.5e-8, False), (1.25 + 2e-8, True)]
+)
 def test_worse_within_the_noise_floor_is_no_regression(value, regressed):
     reasons = gates.regressions({"rmse": measured("rmse", value)}, {"rmse": 1.0}, {"rmse": 0.25})
     assert gates.diagnosis(reasons) == (("regressed",) if regressed else ())
