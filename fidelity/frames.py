@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
+from fidelity.detectors.joints import Joints, joints
 from fidelity.records import DecodePlan, Reason, Receipts, TileAxis
 from fidelity.signal import DataRange, levels
 
@@ -62,8 +61,7 @@ def _tone(error: Tensor, axis: TileAxis, total: float) -> Reason | None:
 
 def _axis(plan: DecodePlan, receipts: Receipts, sample: Tensor) -> TileAxis | None:
     """The chunks of the receipts, if they fit the plan and the sample."""
-    built: Any = receipts.get("temporal", {}).get("grid")
-    if plan.temporal is None or built is None or sample.ndim != 5:
+    if plan.temporal is None or sample.ndim != 5:
         return None
-    axis = msgspec.convert(built, TileAxis)
-    return axis if axis.size == sample.shape[2] and len(axis.starts) > 1 else None
+    found = joints(sample.shape[2], plan, receipts)
+    return found.axis if isinstance(found, Joints) else None

@@ -150,6 +150,11 @@ class TileAxis(Struct, frozen=True):
     size: int
 
     @property
+    def is_ordered(self) -> bool:
+        """Whether the starts begin at 0 and ascend, all of them inside the size."""
+        return self.starts[:1] == (0,) and list(self.starts) == sorted({*self.starts}) and self.starts[-1] < self.size
+
+    @property
     def edges(self) -> tuple[int, ...]:
         """Borders inside the picture at which a tile begins to show (all starts but the first)."""
         return self.starts[1:]

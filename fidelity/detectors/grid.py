@@ -84,7 +84,7 @@ def layout(sample: Tensor, plan: DecodePlan, receipts: Receipts) -> Layout | str
     if (grid.rows.size, grid.cols.size) != (height, width):
         return f"the tile grid is for {grid.rows.size}×{grid.cols.size} px, the sample has {height}×{width}"
     for name, axis in (("rows", grid.rows), ("cols", grid.cols)):
-        if axis.starts[:1] != (0,) or list(axis.starts) != sorted({*axis.starts}) or axis.starts[-1] >= axis.size:
+        if not axis.is_ordered:
             return f"the tile grid's {name} start at {list(axis.starts)}: expected 0, ascending, below {axis.size}"
     if grid.count == 1:
         return "the tile grid has one tile: there is no border inside the picture"

@@ -66,7 +66,7 @@ def joints(frames: int, plan: DecodePlan, receipts: Receipts) -> Joints | str:
         return f"the grid of frames in the receipts cannot be read: {error}"
     if axis.size != frames:
         return f"the grid of frames is for {axis.size} frames, the sample has {frames}"
-    if axis.starts[:1] != (0,) or list(axis.starts) != sorted({*axis.starts}) or axis.starts[-1] >= axis.size:
+    if not axis.is_ordered:
         return f"the chunks start at {list(axis.starts)}: expected 0, ascending, below {axis.size}"
     if len(axis.starts) == 1:
         return "the video is one chunk: no two of them meet"
