@@ -276,7 +276,7 @@ def test_a_threshold_that_treats_the_sides_unlike_is_caught(bench, monkeypatch, 
 def test_alike_items_have_no_order_and_the_case_is_an_error(bench):
     subject = checks.Subject(bench.runner("reference-kl"))
     with pytest.raises(EvaluationError, match="all items are alike"):
-        checks.batch_order(subject, drawn(1).expand(2, -1, -1, -1), DecodePlan())
+        checks.options.batch_order(subject, drawn(1).expand(2, -1, -1, -1), DecodePlan())
 
 
 def test_a_decode_that_goes_past_the_middle_layer_is_an_error(bench, monkeypatch):
