@@ -80,9 +80,10 @@ def latents_shape(model: Model, size: tuple[int, int], frames: int, batch: int) 
         if frames != 1:
             raise RequestError(f"{frames} frames: {model.name} is an image autoencoder: leave --frames out")
         return (batch, geometry.latent_channels, *space)
-    long = round((frames - 1) / geometry.temporal) + 1
+    long = min(range(1, frames // geometry.temporal + 3), key=lambda n: abs(geometry.sample_frames(n) - frames))
     if geometry.sample_frames(long) != frames:
-        raise RequestError(f"{frames} frames: {model.name} decodes 1 + a multiple of {geometry.temporal}; "
+        few = ", ".join(str(geometry.sample_frames(n)) for n in (1, 2, 3))
+        raise RequestError(f"{frames} frames: {model.name} decodes {few} … frames; "
                            f"nearest: {geometry.sample_frames(long)}")  # fmt: skip
     return (batch, geometry.latent_channels, long, *space)
 

@@ -27,6 +27,8 @@ DTypeName = Literal["fp32", "bf16", "fp16"]
 OffloadName = Literal["none", "model", "sequential", "group_block", "group_leaf", "disk"]
 VerdictName = Literal["pass", "fail", "error", "not_applicable"]
 Better = Literal["lower", "higher"]
+FrameLaw = Literal["causal", "every", "odd"]
+"""Sample frames of n latent frames: `causal` f_t · (n − 1) + 1; `every` f_t · n; `odd` as n is, causal or every."""
 
 DTYPES: tuple[DTypeName, ...] = ("fp32", "bf16", "fp16")
 OFFLOADS: tuple[OffloadName, ...] = ("none", "model", "sequential", "group_block", "group_leaf", "disk")
@@ -117,10 +119,12 @@ class Geometry(Struct, frozen=True):
     temporal: int = 1
     sample_channels: int = 3
     video: bool = False
+    frames: FrameLaw = "causal"
 
     def sample_frames(self, frames: int) -> int:
         """Frames of the sample of this many latent frames: a causal decoder gives one for the first, f_t for others."""
-        return self.temporal * (frames - 1) + 1
+        whole = self.frames == "every" or (self.frames == "odd" and frames % 2 == 0)
+        return self.temporal * frames if whole else self.temporal * (frames - 1) + 1
 
     @property
     def compression(self) -> float:
@@ -185,6 +189,10 @@ class Family(Protocol):
     name: str
     """The diffusers class name, as in `config.json`'s `_class_name`."""
     summary: str
+    tile_controls: str
+    """What a user can set of its spatial tiles, in a few words; "none" where the class does not tile."""
+    temporal_controls: str
+    """The same of its chunks in time."""
 
     def describe(self, name: str, config: Mapping[str, Any], load: Callable[[], nn.Module]) -> Model:
         """Derive a Model from a config alone; imports neither torch nor diffusers."""

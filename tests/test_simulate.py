@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import fidelity.models  # noqa: F401  registers
 from fidelity import optimizations, registry
 from fidelity.errors import EvaluationError
 from fidelity.memory import allocator, attention, caching, law, layouts, profiler, repeat, schedule
@@ -18,6 +19,7 @@ from fidelity.memory.simulate import simulate
 from fidelity.models import configs
 from fidelity.optimizations.weights import kept_in_fp32
 from fidelity.records import DecodePlan, Geometry, Tiling
+from fidelity.registry import FAMILIES
 
 MIB = 2**20
 registry.load_plugins()
@@ -68,7 +70,7 @@ def measured(model, shape, plan=None, *, dtype=torch.float32):
 
 
 def plain(config, geometry):
-    family = configs.UntiledFamily(config["_class_name"], geometry)
+    family = FAMILIES.get(config["_class_name"])
     return family.describe(config["_class_name"].lower(), config, lambda: None)
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fidelity import oracles, registry
 from fidelity.errors import IllegalTiling, LatentsError, ModelError
-from fidelity.models.video import SMALL_WAN, UNROLLED
+from fidelity.models import configs
+from fidelity.models.video import UNROLLED
 from fidelity.optimizations import apply_plan, inapplicable
 from fidelity.records import DecodePlan, Geometry, Temporal, TileAxis, Tiling
 from fidelity.registry import FAMILIES, LATENTS, MODELS
@@ -23,6 +24,7 @@ registry.load_plugins()
 ROOT = Path(__file__).resolve().parents[1]
 WAN, HUNYUAN = FAMILIES.get("AutoencoderKLWan"), FAMILIES.get("AutoencoderKLHunyuanVideo")
 TINY_HUNYUAN = {**UNROLLED, "block_out_channels": [8, 8, 8, 8], "norm_num_groups": 4, "layers_per_block": 1}
+SMALL_WAN = configs.entries("seed")["small-wan"]["config"]
 WAN22 = {**SMALL_WAN, "is_residual": True, "in_channels": 12, "out_channels": 12, "patch_size": 2,
          "decoder_base_dim": 16, "scale_factor_spatial": 16}  # fmt: skip
 
@@ -32,7 +34,7 @@ def no_load():
 
 
 def seeded(family, config):
-    from fidelity.models.video import seeded
+    from fidelity.models.small import seeded
 
     module = family.build(config)
     return family.describe("tiny", config, lambda: module), seeded(module, 5)

@@ -30,6 +30,10 @@ class FamilyBase:
     summary: str = ""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """What the class's constructor assumes for each key used here that a config leaves out."""
+    tile_controls: str = "none"
+    """What a user can set of its spatial tiles, in a few words; "none" where the class does not tile."""
+    temporal_controls: str = "none"
+    """The same of its chunks in time."""
 
     def geometry(self, config: Mapping[str, Any]) -> Geometry:
         """Sizes from a config that is complete with `defaults`. Raises ModelError."""

@@ -1,6 +1,8 @@
 """Autoencoders known by their configuration alone: enough to describe one, and to predict what it needs.
 
-`fidelity/data/configs/autoencoders.json` has the configurations of well-known models with their sources; no weights.
+`fidelity/data/configs/<class>.json` has configurations of that class by name. One with a `source` is that of a
+published model, without weights; one with a `seed` is a small instance whose weights are drawn from it
+(`fidelity/models/small.py`).
 """
 
 from __future__ import annotations
@@ -12,54 +14,30 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fidelity.errors import IllegalTiling, ModelError, UnknownName
+from fidelity.errors import ModelError, UnknownName
 from fidelity.models.base import FamilyBase
 from fidelity.models.load import _family, _read_json
-from fidelity.records import Geometry, Model, TileGrid, Tiling
-from fidelity.registry import FAMILIES, unknown
+from fidelity.records import Model
+from fidelity.registry import unknown
 
 if TYPE_CHECKING:
     from torch import nn
 
-FILE = Path(__file__).resolve().parent.parent / "data" / "configs" / "autoencoders.json"
-
-
-class UntiledFamily(FamilyBase):
-    """A diffusers class that no family describes: its decoder can run, its tiling law is not known here."""
-
-    def __init__(self, name: str, geometry: Geometry):
-        self.name, self.summary, self._geometry = name, f"{name}, by its configuration alone", geometry
-
-    def geometry(self, config: Mapping[str, Any]) -> Geometry:
-        return self._geometry
-
-    def will_tile(self, latent_size: tuple[int, int], tiling: Tiling) -> bool:
-        return True
-
-    def tile_grid(self, geometry: Geometry, latent_size: tuple[int, int], tiling: Tiling) -> TileGrid:
-        raise IllegalTiling(f"{self.name}: how this class tiles is not known here: leave tiling out")
-
-    def set_tiling(self, module: Any, geometry: Geometry, tiling: Tiling) -> None:
-        raise IllegalTiling(f"{self.name}: how this class tiles is not known here: leave tiling out")
-
-    def tiling_attributes(self) -> tuple[str, ...]:
-        return ()
+FOLDER = Path(__file__).resolve().parent.parent / "data" / "configs"
 
 
 def known() -> dict[str, str]:
     """Names of the configurations that ship, and where each comes from."""
-    return {name: entry["source"] for name, entry in _entries().items()}
+    return {name: entry["source"] for name, entry in entries("source").items()}
 
 
 def from_name(name: str) -> Model:
     """The Model of a configuration that ships. Its `load` raises: there are no weights. Raises UnknownName."""
-    if name not in _entries():
-        raise UnknownName(unknown("configuration", name, _entries()))
-    entry = _entries()[name]
-    config = entry["config"]
-    cls = config["_class_name"]
-    family: Any = FAMILIES.get(cls) if cls in FAMILIES else UntiledFamily(cls, Geometry(**entry["geometry"]))
-    return _described(name, family, config, entry["source"])
+    published = entries("source")
+    if name not in published:
+        raise UnknownName(unknown("configuration", name, published))
+    config = published[name]["config"]
+    return _described(name, _family(name, config, FOLDER), config, published[name]["source"])
 
 
 def from_config(name: str, path: str | Path) -> Model:
@@ -87,4 +65,10 @@ def _no_weights(name: str) -> nn.Module:
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
-    return json.loads(FILE.read_text(encoding="utf-8"))
+    files = sorted(FOLDER.glob("*.json"))
+    return {name: entry for file in files for name, entry in json.loads(file.read_text(encoding="utf-8")).items()}
+
+
+def entries(key: str) -> dict[str, dict[str, Any]]:
+    """The entries that have `key`, by name: `source` or `seed`."""
+    return {name: entry for name, entry in _entries().items() if key in entry}

@@ -17,6 +17,7 @@ class HunyuanVideoFamily(StridedFamily):
 
     name = "AutoencoderKLHunyuanVideo"
     summary = "KL autoencoder of HunyuanVideo: causal convolutions, GroupNorm over all frames"
+    temporal_controls = "tile, stride"
     defaults: ClassVar[Mapping[str, Any]] = {
         "in_channels": 3,
         "out_channels": 3,

@@ -16,6 +16,8 @@ from fidelity.records import Geometry, Temporal, TileAxis, TileGrid, Tiling
 class StridedFamily(FamilyBase):
     """Tiles of `tile_sample_min_height` × `…_width` every `tile_sample_stride_height` × `…_width` sample pixels."""
 
+    tile_controls = "tile, stride"
+
     def will_tile(self, latent_size: tuple[int, int], tiling: Tiling) -> bool:
         """`_decode` tiles when either side is larger than the tile."""
         return max(latent_size) > tiling.tile

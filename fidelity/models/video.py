@@ -1,11 +1,9 @@
-"""The videos' models that ship: `reference-video`, the trained picture model unrolled in time, and `small-wan`.
+"""The videos' model that ships: `reference-video`, the trained picture model unrolled in time.
 
-`reference-video` is a real AutoencoderKLHunyuanVideo whose weights are those of `reference-kl`: each 3×3 kernel becomes
+It is a real AutoencoderKLHunyuanVideo whose weights are those of `reference-kl`: each 3×3 kernel becomes
 the last tap of a 3×3×3 kernel, so that every latent frame decodes to the picture that it is, and the convolutions after
 the two temporal upsamplings average two taps, so that the frames in between are interpolated. It has what matters here:
 real pictures, a temporal receptive field, and GroupNorm statistics over all frames of a chunk.
-
-`small-wan` is an AutoencoderKLWan of 400,000 seeded weights: no pictures, but the class's real cache and streaming.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from typing import Any
 from fidelity.lazy import torch
 from fidelity.models.hunyuan_video import HunyuanVideoFamily
 from fidelity.models.reference import reference_kl
-from fidelity.models.wan import WanFamily
 from fidelity.registry import MODELS
 
 NOW, BETWEEN = (0.0, 0.0, 1.0), (0.0, 0.5, 0.5)
@@ -34,16 +31,6 @@ UNROLLED: Mapping[str, Any] = {
                     "act_fn", "norm_num_groups", "scaling_factor", "mid_block_add_attention")
     },
 }  # fmt: skip
-SMALL_WAN: Mapping[str, Any] = {
-    "_class_name": "AutoencoderKLWan",
-    "base_dim": 16,
-    "z_dim": 4,
-    "dim_mult": [1, 1, 1, 1],
-    "num_res_blocks": 1,
-    "temperal_downsample": [False, True, True],
-    "latents_mean": [0.0] * 4,
-    "latents_std": [1.0] * 4,
-}
 
 
 class UnrolledFamily(HunyuanVideoFamily):
@@ -76,37 +63,8 @@ def load_reference_video() -> Any:
     return module
 
 
-def load_small_wan() -> Any:
-    return seeded(WanFamily().build(SMALL_WAN), seed=20260117)
-
-
-def seeded(module: Any, seed: int) -> Any:
-    """Fill a module with the same weights on every machine: normal with the gain of its fan-in, biases 0, norms 1.
-
-    Normal by inverse distribution in fp64 on a grid of 2⁻¹², as torch.randn's bits differ between CPUs.
-    """
-    generator = torch.Generator("cpu").manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in sorted(module.named_parameters()):
-            if name.endswith("bias"):
-                weight.zero_()
-                continue
-            if weight[0].numel() == 1:  # a norm's gain
-                weight.fill_(1.0)
-                continue
-            uniform = torch.rand(weight.shape, generator=generator, dtype=torch.float64) + 2.0**-54
-            normal = torch.special.ndtri(uniform).mul(4096).round().div(4096)
-            weight.copy_(normal / weight[0].numel() ** 0.5)
-    return module
-
-
 reference_video = replace(
     UnrolledFamily().describe("reference-video", UNROLLED, load_reference_video),
     summary="reference-kl unrolled in time as an AutoencoderKLHunyuanVideo: f=8, f_t=4, 4 channels, real pictures",
 )
-small_wan = replace(
-    WanFamily().describe("small-wan", SMALL_WAN, load_small_wan),
-    summary="small AutoencoderKLWan of seeded weights: streaming and its cache, no pictures",
-)
 MODELS.add(reference_video.name, reference_video)
-MODELS.add(small_wan.name, small_wan)

@@ -26,6 +26,7 @@ class WanFamily(StridedFamily):
 
     name = "AutoencoderKLWan"
     summary = "KL autoencoder of Wan 2.1 and 2.2: causal convolutions, RMS norm, streams by frame"
+    temporal_controls = "streams by frame"
     defaults: ClassVar[Mapping[str, Any]] = {
         "z_dim": 16,
         "in_channels": 3,
