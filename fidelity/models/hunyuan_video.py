@@ -7,17 +7,16 @@ from typing import Any, ClassVar
 
 from fidelity.errors import ModelError
 from fidelity.models.base import whole, wholes
-from fidelity.models.strided import StridedFamily, stride
-from fidelity.records import Chunk, Geometry, Temporal
+from fidelity.models.strided import FramewiseFamily
+from fidelity.records import Geometry
 from fidelity.registry import FAMILIES
 
 
-class HunyuanVideoFamily(StridedFamily):
+class HunyuanVideoFamily(FramewiseFamily):
     """Chunks of tile + 1 latent frames every `stride`; the frame that a later chunk has too many is dropped."""
 
     name = "AutoencoderKLHunyuanVideo"
     summary = "KL autoencoder of HunyuanVideo: causal convolutions, GroupNorm over all frames"
-    temporal_controls = "tile, stride"
     defaults: ClassVar[Mapping[str, Any]] = {
         "in_channels": 3,
         "out_channels": 3,
@@ -56,24 +55,6 @@ class HunyuanVideoFamily(StridedFamily):
     def settle(self, module: Any) -> None:
         """By default the class cuts each video of more than 16 frames into chunks: a full decode does not."""
         module.use_framewise_decoding = module.use_framewise_encoding = False
-
-    def chunks(self, geometry: Geometry, frames: int, temporal: Temporal) -> tuple[Chunk, ...]:
-        """`_temporal_tiled_decode`: a chunk of one latent frame at the end of the video has nothing left to show."""
-        step = stride(self.name, temporal)
-        if frames <= temporal.tile:
-            return (Chunk(0, frames),)
-        return tuple(
-            Chunk(start, min(start + temporal.tile + 1, frames), drop=1 if start else 0)
-            for start in range(0, frames, step)
-        )
-
-    def set_temporal(self, module: Any, geometry: Geometry, temporal: Temporal) -> None:
-        module.use_framewise_decoding = True
-        module.tile_sample_min_num_frames = temporal.tile * geometry.temporal
-        module.tile_sample_stride_num_frames = stride(self.name, temporal) * geometry.temporal
-
-    def temporal_attributes(self) -> tuple[str, ...]:
-        return ("use_framewise_decoding", "tile_sample_min_num_frames", "tile_sample_stride_num_frames")
 
 
 FAMILIES.add(HunyuanVideoFamily.name, HunyuanVideoFamily())

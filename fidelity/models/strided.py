@@ -10,7 +10,7 @@ from typing import Any
 
 from fidelity.errors import IllegalTiling
 from fidelity.models.base import FamilyBase
-from fidelity.records import Geometry, Temporal, TileAxis, TileGrid, Tiling
+from fidelity.records import Chunk, Geometry, Temporal, TileAxis, TileGrid, Tiling
 
 
 class StridedFamily(FamilyBase):
@@ -44,6 +44,37 @@ class StridedFamily(FamilyBase):
             "tile_sample_stride_height",
             "tile_sample_stride_width",
         )
+
+
+class FramewiseFamily(StridedFamily):
+    """In time, chunks of tile + 1 latent frames every `stride`: each but the first shows its second latent frame first.
+
+    What the class decodes of a chunk's first latent frame is one sample frame, and that goes.
+    """
+
+    temporal_controls = "tile, stride"
+
+    def chunks(self, geometry: Geometry, frames: int, temporal: Temporal) -> tuple[Chunk, ...]:
+        """`_temporal_tiled_decode`: a chunk of one latent frame at the end of the video has nothing left to show."""
+        step = stride(self.name, temporal)
+        if frames <= temporal.tile:
+            return (Chunk(0, frames),)
+        return tuple(
+            Chunk(start, min(start + temporal.tile + 1, frames), drop=1 if start else 0)
+            for start in range(0, frames, step)
+        )
+
+    def set_temporal(self, module: Any, geometry: Geometry, temporal: Temporal) -> None:
+        module.use_framewise_decoding = True
+        module.tile_sample_min_num_frames = temporal.tile * geometry.temporal
+        module.tile_sample_stride_num_frames = stride(self.name, temporal) * geometry.temporal
+
+    def temporal_attributes(self) -> tuple[str, ...]:
+        return ("use_framewise_decoding", "tile_sample_min_num_frames", "tile_sample_stride_num_frames")
+
+    def tiling_attributes(self) -> tuple[str, ...]:
+        """`enable_tiling` takes sizes in time as well."""
+        return (*super().tiling_attributes(), "tile_sample_min_num_frames", "tile_sample_stride_num_frames")
 
 
 def stride(name: str, tiling: Tiling | Temporal) -> int:
