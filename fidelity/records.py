@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -27,8 +27,12 @@ DTypeName = Literal["fp32", "bf16", "fp16"]
 OffloadName = Literal["none", "model", "sequential", "group_block", "group_leaf", "disk"]
 VerdictName = Literal["pass", "fail", "error", "not_applicable"]
 Better = Literal["lower", "higher"]
-FrameLaw = Literal["causal", "every", "odd"]
-"""Sample frames of n latent frames: `causal` f_t · (n − 1) + 1; `every` f_t · n; `odd` as n is, causal or every."""
+FrameLaw = Literal["causal", "every", "odd", "clips"]
+"""Sample frames of n latent frames: `causal` f_t · (n − 1) + 1; `every` f_t · n; `odd` as n is, causal or every;
+`clips` causal within each clip of `Geometry.clip` frames."""
+ReferencePolicy = Literal["full", "native_tile", "sliced"]
+"""How a reference is decoded: `full` as a whole; `native_tile` in the tiles that a class is trained on; `sliced` as a
+whole, but one item at a time, of a class that cannot decode several."""
 
 DTYPES: tuple[DTypeName, ...] = ("fp32", "bf16", "fp16")
 OFFLOADS: tuple[OffloadName, ...] = ("none", "model", "sequential", "group_block", "group_leaf", "disk")
@@ -120,9 +124,19 @@ class Geometry(Struct, frozen=True):
     sample_channels: int = 3
     video: bool = False
     frames: FrameLaw = "causal"
+    size: tuple[int, int] | None = None
+    """The only height and width of latents that the class decodes; None: any."""
+
+    clip: int = 0
+    """Frames of a clip, where each clip is coded by itself (`frames` is "clips")."""
 
     def sample_frames(self, frames: int) -> int:
         """Frames of the sample of this many latent frames: a causal decoder gives one for the first, f_t for others."""
+        if self.frames == "clips":
+            tokens = -(-self.clip // self.temporal)
+            clips, rest = divmod(frames, tokens)
+            first = self.clip - self.temporal * (tokens - 1)
+            return self.clip * clips + (first + self.temporal * (rest - 1) if rest else 0)
         whole = self.frames == "every" or (self.frames == "odd" and frames % 2 == 0)
         return self.temporal * frames if whole else self.temporal * (frames - 1) + 1
 
@@ -193,6 +207,16 @@ class Family(Protocol):
     """What a user can set of its spatial tiles, in a few words; "none" where the class does not tile."""
     temporal_controls: str
     """The same of its chunks in time."""
+    carries: ClassVar[bool]
+    """Whether a chunk hands a cache on to the next, so that chunks must give what all frames at once give."""
+    data_range: ClassVar[tuple[float, float]]
+    """Of images and samples."""
+    lacks: ClassVar[frozenset[str]]
+    """Options that the class itself refuses: `slicing`, `tiling`, `group_offload`."""
+    scratch: ClassVar[frozenset[str]]
+    """Attributes that every decode leaves behind in a part of the module, and that none reads."""
+    least_frames: ClassVar[int]
+    """Latent frames of a video that the class decodes without fail."""
 
     def describe(self, name: str, config: Mapping[str, Any], load: Callable[[], nn.Module]) -> Model:
         """Derive a Model from a config alone; imports neither torch nor diffusers."""
@@ -212,6 +236,9 @@ class Family(Protocol):
     def middle(self, module: nn.Module) -> nn.Module:
         """A submodule in the middle of the decoder, where the compute dtype is witnessed."""
 
+    def call_shape(self, shape: tuple[int, ...], arguments: Mapping[str, Any]) -> tuple[int, ...]:
+        """The latents (B, C, [T,] h, w) in a call of the decoder, from the shape of its first tensor and its keywords."""
+
     def tile_grid(self, geometry: Geometry, latent_size: tuple[int, int], tiling: Tiling) -> TileGrid:
         """Where tiles will lie. Raises IllegalTiling, with the value and the next legal one, if they cannot."""
 
@@ -221,8 +248,18 @@ class Family(Protocol):
     def set_tiling(self, module: nn.Module, geometry: Geometry, tiling: Tiling) -> None:
         """Turn tiling on with every attribute that the class needs for this tile and overlap."""
 
+    def assemble(self, tiles: list[list[torch.Tensor]], grid: TileGrid) -> torch.Tensor | None:
+        """The sample of its decoded tiles, row by row, where a class blends by a law of its own; None: the common one,
+        by which each tile blends into the one above it and then into the one on its left."""
+
     def tiling_attributes(self) -> tuple[str, ...]:
         """Names of all attributes that set_tiling or enable_tiling may write; they are saved and put back."""
+
+    def native_tiling(self, geometry: Geometry) -> Tiling | None:
+        """The tiles of the reference of a class that is trained on tiles; None: it is decoded whole."""
+
+    def tile_frames(self, frames: int) -> tuple[int, ...]:
+        """The latent frames of each call for one tile: as without tiles, unless tiling cuts the frames as well."""
 
     def temporal_attributes(self) -> tuple[str, ...]:
         """The same for set_temporal; none where the class does not cut a video into chunks."""
@@ -260,8 +297,13 @@ class Model:
     """A fresh instance with its weights, fp32 on the CPU, eval mode. Raises ModelError."""
     force_upcast: bool = False
     data_range: tuple[float, float] = (-1.0, 1.0)
-    reference: Literal["full", "native_tile"] = "full"
+    reference: ReferencePolicy = "full"
     source: str | None = None
+
+    @property
+    def reference_plan(self) -> DecodePlan:
+        """The plan of the reference, fp32. Native tiles are what a class does when it is asked for nothing."""
+        return DecodePlan(slicing=self.reference == "sliced")
 
 
 @dataclass(frozen=True)

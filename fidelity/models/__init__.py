@@ -6,8 +6,16 @@ Importing this registers the families in `FAMILIES` and the embedded models in `
 from __future__ import annotations
 
 from fidelity.models import (  # isort: skip  (families register before models need them; a line each)
+    cosmos,
     hunyuan_video,
     kl,
+    ltx2_video,
+    ltx_video,
+    magvit,
+    mochi,
+    qwen_image,
+    qwen_image21,
+    tiny,
     wan,
 )
 from fidelity.models import reference, small, video  # isort: skip
@@ -16,5 +24,6 @@ from fidelity.models.load import from_path
 from fidelity.models.reference import overflow_twin
 
 __all__ = [
-    "from_path", "hunyuan_video", "kl", "legal_tiles", "overflow_twin", "reference", "small", "video", "wan",
+    "cosmos", "from_path", "hunyuan_video", "kl", "legal_tiles", "ltx2_video", "ltx_video", "magvit", "mochi",
+    "overflow_twin", "qwen_image", "qwen_image21", "reference", "small", "tiny", "video", "wan",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fidelity.errors import IllegalTiling, ModelError
 from fidelity.lazy import torch
-from fidelity.records import Chunk, Family, Geometry, Model, Scaling, Temporal, TileAxis, Tiling
+from fidelity.records import Chunk, Family, Geometry, Model, ReferencePolicy, Scaling, Temporal, TileAxis, TileGrid, Tiling
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,6 +34,18 @@ class FamilyBase:
     """What a user can set of its spatial tiles, in a few words; "none" where the class does not tile."""
     temporal_controls: str = "none"
     """The same of its chunks in time."""
+    carries: ClassVar[bool] = False
+    """Whether a chunk hands a cache on to the next, so that chunks must give what all frames at once give."""
+    data_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    """Of images and samples."""
+    lacks: ClassVar[frozenset[str]] = frozenset()
+    """Options that the class itself refuses: `slicing`, `tiling`, `group_offload`."""
+    scratch: ClassVar[frozenset[str]] = frozenset()
+    """Attributes that every decode leaves behind in a part of the module, and that none reads."""
+    reference: ClassVar[ReferencePolicy] = "full"
+    """How the decode is made that all others are held against."""
+    least_frames: ClassVar[int] = 2
+    """Latent frames of a video that the class decodes without fail."""
 
     def geometry(self, config: Mapping[str, Any]) -> Geometry:
         """Sizes from a config that is complete with `defaults`. Raises ModelError."""
@@ -42,6 +54,10 @@ class FamilyBase:
     def landmarks(self, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         """A few weights whose shape the config fixes, to refuse a wrong file before torch is imported."""
         return {}
+
+    def scaling(self, config: Mapping[str, Any], geometry: Geometry) -> Scaling:
+        """The convention by which the denoiser's latents are scaled, as far as the config has it. Raises ModelError."""
+        return read_scaling(config, geometry.latent_channels)
 
     def rename(self, key: str) -> str:
         """The name that today's class has for a key of a weight file; older names are mapped, others returned."""
@@ -52,21 +68,32 @@ class FamilyBase:
         full = {**self.defaults, **config}
         try:
             geometry = self.geometry(full)
-            scaling = read_scaling(full, geometry.latent_channels)
+            scaling = self.scaling(full, geometry)
             upcast = full.get("force_upcast", False)
             if not isinstance(upcast, bool):
                 raise ModelError(f"force_upcast is {upcast!r}, expected true or false")
         except ModelError as error:
             raise ModelError(f"model {name!r}: config of {self.name}: {error}") from None
-        return Model(name=name, summary=self.summary, family=self, geometry=geometry, scaling=scaling,  # type: ignore[arg-type]
-                     config=dict(config), load=load, force_upcast=upcast)  # fmt: skip
+        return Model(name=name, summary=self.summary, family=self.of(full), geometry=geometry, scaling=scaling,  # type: ignore[arg-type]
+                     config=dict(config), load=load, force_upcast=upcast, data_range=self.data_range,
+                     reference=self.reference)  # fmt: skip
+
+    def of(self, config: Mapping[str, Any]) -> FamilyBase:
+        """The family of a model with this config, complete with `defaults`; one whose laws need more of it than the
+        geometry holds is an instance of its own."""
+        return self
 
     def build(self, config: Mapping[str, Any]) -> nn.Module:
         """An instance without trained weights, on the CPU in eval mode; keys that diffusers does not know are left out,
-        as its own `from_config` does. The caller's random generator is not moved."""
+        as its own `from_config` does. The caller's random generator is not moved.
+
+        Raises ModelError where the installed diffusers has no such class.
+        """
         import diffusers
 
-        cls = getattr(diffusers, self.name)
+        cls = getattr(diffusers, self.name, None)
+        if cls is None:
+            raise ModelError(f"diffusers {diffusers.__version__} has no {self.name}: install a later one")
         known = inspect.signature(cls.__init__).parameters
         with torch.random.fork_rng(devices=[]):
             module = cls(**{key: value for key, value in config.items() if key in known})
@@ -95,6 +122,37 @@ class FamilyBase:
         """A submodule in the middle of the decoder, where the compute dtype is witnessed."""
         return module.decoder.mid_block
 
+    def call_shape(self, shape: tuple[int, ...], arguments: Mapping[str, Any]) -> tuple[int, ...]:
+        """The latents (B, C, [T,] h, w) in a call of the decoder, from the shape of its first tensor and its keywords."""
+        return shape
+
+    # -------------------------------------------------------- tiles: by default a class has none
+
+    def tiling_attributes(self) -> tuple[str, ...]:
+        return ()
+
+    def will_tile(self, latent_size: tuple[int, int], tiling: Tiling) -> bool:
+        return False
+
+    def tile_grid(self, geometry: Geometry, latent_size: tuple[int, int], tiling: Tiling) -> TileGrid:
+        raise IllegalTiling(f"{self.name} does not tile: leave tiling out")
+
+    def set_tiling(self, module: Any, geometry: Geometry, tiling: Tiling) -> None:
+        raise IllegalTiling(f"{self.name} does not tile: leave tiling out")
+
+    def native_tiling(self, geometry: Geometry) -> Tiling | None:
+        """The tiles of the reference of a class that is trained on tiles; None: it is decoded whole."""
+        return None
+
+    def tile_frames(self, frames: int) -> tuple[int, ...]:
+        """The latent frames of each call for one tile: as without tiles, unless tiling cuts the frames as well."""
+        return self.call_frames(frames)
+
+    def assemble(self, tiles: list[list[torch.Tensor]], grid: TileGrid) -> torch.Tensor | None:
+        """The sample of its decoded tiles, row by row, where a class blends by a law of its own; None: the common one,
+        by which each tile blends into the one above it and then into the one on its left."""
+        return None
+
     # -------------------------------------------------------- chunks of a video: by default a class has none
 
     def temporal_attributes(self) -> tuple[str, ...]:
@@ -107,8 +165,11 @@ class FamilyBase:
         raise IllegalTiling(f"{self.name} does not cut a video into chunks: leave temporal out")
 
     def frame_axis(self, geometry: Geometry, frames: int, temporal: Temporal) -> TileAxis:
-        """Each chunk but the first shows from where the dropped frames end."""
+        """Each chunk but the first shows from where the dropped frames end; one that carries on shows all its own."""
         whole, axis = geometry.sample_frames(frames), self.chunks(geometry, frames, temporal)
+        if self.carries:
+            begun = tuple(geometry.sample_frames(each.start) if each.start else 0 for each in axis)
+            return TileAxis(starts=begun, band=0, tile=geometry.temporal * temporal.tile, size=whole)
         starts = [geometry.sample_frames(chunk.start + 1) - 1 + chunk.drop for chunk in axis]
         step = geometry.temporal * (axis[1].start if len(axis) > 1 else frames)
         tile = geometry.temporal * temporal.tile
@@ -116,7 +177,7 @@ class FamilyBase:
         return TileAxis(starts=shown, band=max(0, tile - step), tile=tile, size=whole)
 
     def call_frames(self, frames: int) -> tuple[int, ...]:
-        """All frames at once, for one image or one video."""
+        """All frames at once, for one video; of an image, 1."""
         return (frames,)
 
     def decode_alone(self, module: Any, latents: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,13 @@ class Tally:
         return len(moved), sum(moved)
 
 
-@optimization("offload", order=90)
+def _refused(value: str, plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> str | None:
+    if value.startswith("group_") and "group_offload" in model.family.lacks:
+        return f"offload: {model.family.name} says of itself that it does not support group offload"
+    return None
+
+
+@optimization("offload", order=90, inapplicable=_refused)
 def offload(module: nn.Module, value: str, *, plan: DecodePlan, model: Model, device: str) -> Iterator[Proof]:
     """Keep weights in main memory or on disk until needed: model, sequential, group_block, group_leaf or disk."""
     attach = ATTACH.get(value)

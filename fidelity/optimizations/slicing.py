@@ -10,11 +10,13 @@ from fidelity.records import DecodePlan, Model, Observation, Proof
 from fidelity.registry import optimization
 
 
-def _batch_of_one(value: bool, plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> str | None:
+def _nothing_to_slice(value: bool, plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> str | None:
+    if "slicing" in model.family.lacks:
+        return f"slicing: {model.family.name} does not slice"
     return "slicing: a batch of one has nothing to slice" if shape[0] == 1 else None
 
 
-@optimization("slicing", order=20, inapplicable=_batch_of_one)
+@optimization("slicing", order=20, inapplicable=_nothing_to_slice)
 def slicing(module: Any, value: bool, *, plan: DecodePlan, model: Model, device: str) -> Iterator[Proof]:
     """Decode a batch one item at a time, by the class's enable_slicing."""
     missing = None

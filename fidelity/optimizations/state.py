@@ -48,7 +48,7 @@ def fingerprint(module: nn.Module, family: Family) -> dict[str, str]:
     for path, part in module.named_modules():
         prefix = f"{path}." if path else ""
         found[f"module {path or type(module).__name__}"] = f"{type(part).__name__} #{id(part):x}"
-        for kind, name, value in _of_one_module(part):
+        for kind, name, value in _of_one_module(part, family.scratch):
             found[f"{kind} {prefix}{name}"] = value
     digests: dict[str, str] = {}
     for name, tensor in named_tensors(module):
@@ -89,7 +89,7 @@ def digest_of(tensor: Tensor) -> str:
     return hashlib.sha256(data.numpy().data).hexdigest()[:16]
 
 
-def _of_one_module(part: nn.Module) -> Iterator[tuple[str, str, str]]:
+def _of_one_module(part: nn.Module, scratch: frozenset[str]) -> Iterator[tuple[str, str, str]]:
     held = part.__dict__
     for name in _TORCH_HOOKS:
         if held.get(name):
@@ -98,7 +98,7 @@ def _of_one_module(part: nn.Module) -> Iterator[tuple[str, str, str]]:
         if name in held:
             yield "hook", name, _callable(held[name])
     for name, value in held.items():
-        if name not in _BOOKKEEPING:
+        if name not in _BOOKKEEPING and name not in scratch:
             yield "attribute", name, _describe(value)
 
 
