@@ -175,7 +175,7 @@ class Evaluator(References):
 
     def _measure(self, case: Case, stored: Golden, decoded: Decoded) -> tuple[Any, Any]:
         data_range, receipts = self.models[case.model].data_range, decoded.receipts
-        cuts = (str(receipts.get(option, {}).get("grid")) for option in ("tiling", "temporal"))
+        cuts = (str(receipt["grid"]) for receipt in receipts.values() if receipt.get("grid"))
         key = (latents_.digest(decoded.sample), str(case.plan.tiling), str(case.plan.temporal), *cuts)
         known, pictures = self._measured.get(key, (None, None))
         measurements = measure(decoded.sample, stored.sample, case.plan, receipts, data_range, known=known)

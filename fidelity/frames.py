@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fidelity.detectors.joints import Joints, joints
 from fidelity.records import DecodePlan, Reason, Receipts, TileAxis
+from fidelity.registry import cuts
 from fidelity.signal import DataRange, levels
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _tone(error: Tensor, axis: TileAxis, total: float) -> Reason | None:
 
 def _axis(plan: DecodePlan, receipts: Receipts, sample: Tensor) -> TileAxis | None:
     """The chunks of the receipts, if they fit the plan and the sample."""
-    if plan.temporal is None or sample.ndim != 5:
+    if "temporal" not in cuts(plan) or sample.ndim != 5:
         return None
     found = joints(sample.shape[2], plan, receipts)
     return found.axis if isinstance(found, Joints) else None

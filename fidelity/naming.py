@@ -14,7 +14,7 @@ from fidelity.detectors.cause import causes
 from fidelity.detectors.grid import Layout, layout
 from fidelity.lazy import torch
 from fidelity.records import DecodePlan, Measurement, Reason, Receipts, TileAxis
-from fidelity.registry import DETECTORS
+from fidelity.registry import DETECTORS, cuts
 from fidelity.signal import DataRange, levels
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def reasons(
     if expected is not None:
         told = frames.placed(candidate, expected, plan, receipts, data_range)
         found = [told, *found] if told is not None else found
-    return found + list(_blurred(measurements, BLUR if plan.tiling is None else BLUR_TILED))
+    return found + list(_blurred(measurements, BLUR_TILED if "tiling" in cuts(plan) else BLUR))
 
 
 def _caused(
@@ -92,7 +92,7 @@ def _unasked_tiles(plan: DecodePlan, receipts: Receipts, batch: int) -> Named:
     seen = receipts.get("decoder", {})
     calls, shapes = seen.get("calls", 0), seen.get("shapes", [])
     wanted = batch if plan.slicing else 1
-    if plan.tiling is None and plan.temporal is None and calls > batch and shapes and len(shapes[0]) == 4:
+    if not cuts(plan) and calls > batch and shapes and len(shapes[0]) == 4:
         sizes = ", ".join("×".join(map(str, shape[-2:])) for shape in shapes[:4])
         said = f"the decoder was called {calls} times, {wanted} expected, on {sizes}: it tiled although not asked to"
         yield Reason("decoder", said, calls, wanted, diagnosis=("geometry",))

@@ -14,6 +14,7 @@ import msgspec
 from fidelity.lazy import torch
 from fidelity.optimizations import apply_plan
 from fidelity.records import DecodePlan, Limit, Measurement, Model, TileAxis, TileGrid
+from fidelity.registry import OPTIMIZATIONS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,8 +33,9 @@ def shared(plan: DecodePlan) -> DecodePlan:
 
 
 def has_one(plan: DecodePlan) -> bool:
-    """Whether an oracle is known: not for options that are not diffusers' own."""
-    return not any(plan.options.values())
+    """Whether an oracle is known: of options that are not diffusers' own, for those that change nothing only."""
+    on = [name for name, value in plan.options.items() if value]
+    return all(name in OPTIMIZATIONS and getattr(OPTIMIZATIONS.get(name), "exact", False) for name in on)
 
 
 def expected(module: nn.Module, latents: Tensor, plan: DecodePlan, *, model: Model, device: str) -> Tensor:
@@ -50,7 +52,7 @@ def expected(module: nn.Module, latents: Tensor, plan: DecodePlan, *, model: Mod
 
 def _item(module: nn.Module, latents: Tensor, plan: DecodePlan, model: Model) -> Tensor:
     """One item: chunks in time, each of tiles in space, as far as the plan asks for them."""
-    if plan.temporal is None:
+    if plan.temporal is None or model.family.carries:
         return model.family.finish(module, _tiled(module, latents, plan, model))
     frames = latents.shape[2]
     chunks = [
@@ -61,12 +63,24 @@ def _item(module: nn.Module, latents: Tensor, plan: DecodePlan, model: Model) ->
     return model.family.finish(module, join(chunks, axis, dim=-3))
 
 
+def native_grid(model: Model, shape: tuple[int, ...]) -> TileGrid | None:
+    """Where the tiles lie that a class cuts by itself when it is asked for none; None where it cuts none."""
+    size, native = (shape[-2], shape[-1]), model.family.native_tiling(model.geometry)
+    tiles = native is not None and model.family.will_tile(size, native)
+    return model.family.tile_grid(model.geometry, size, native) if native is not None and tiles else None
+
+
 def _tiled(module: nn.Module, latents: Tensor, plan: DecodePlan, model: Model) -> Tensor:
-    if plan.tiling is None:
-        return model.family.decode_alone(module, latents)
     size = (latents.shape[-2], latents.shape[-1])
-    grid = model.family.tile_grid(model.geometry, size, plan.tiling)
-    f, tile = model.geometry.spatial, plan.tiling.tile
+    grid = (
+        native_grid(model, tuple(latents.shape))
+        if plan.tiling is None
+        else model.family.tile_grid(model.geometry, size, plan.tiling)
+    )
+    if grid is None:
+        return model.family.decode_alone(module, latents)
+    f = model.geometry.spatial
+    tile = grid.rows.tile // f
     tiles = [
         [
             model.family.decode_alone(module, latents[..., top // f : top // f + tile, left // f : left // f + tile])
@@ -74,6 +88,9 @@ def _tiled(module: nn.Module, latents: Tensor, plan: DecodePlan, model: Model) -
         ]
         for top in grid.rows.starts
     ]
+    own = model.family.assemble(tiles, grid)
+    if own is not None:
+        return own
     patch = min(tile, size[1]) * f // tiles[0][0].shape[-1]  # what is put together may not be in pixels yet
     return assemble(tiles, grid, patch)
 

@@ -25,7 +25,18 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from fidelity.errors import FidelityError, PluginError, UnknownName
-from fidelity.records import Better, DecodePlan, Family, LatentSource, Measurement, Model, Optimization, Proof
+from fidelity.records import (
+    Better,
+    Chunk,
+    DecodePlan,
+    Family,
+    LatentSource,
+    Measurement,
+    Model,
+    Optimization,
+    Proof,
+    TileGrid,
+)
 
 T = TypeVar("T")
 
@@ -102,7 +113,7 @@ class Instrument:
 
     def looks_at(self, plan: DecodePlan, *, video: bool) -> bool:
         """Whether a decode of this plan has what the instrument needs; `video`: samples are (B, C, T, H, W)."""
-        return self.needs is None or (video if self.needs == FRAMES else self.needs in plan.settings)
+        return self.needs is None or (video if self.needs == FRAMES else self.needs in cuts(plan) | set(plan.settings))
 
     def __call__(self, candidate: Any, golden: Any, *, plan: DecodePlan, receipts: Any, data_range: Any) -> Measurement:
         """Measure candidate against golden, both (B, C, [T,] H, W) fp32. Value: the worst image's."""
@@ -132,14 +143,20 @@ class Check:
     """A setting that the check makes itself, so that the plan must not."""
     inapplicable: Callable[[tuple[int, ...]], str | None] | None = None
     """Why latents of this shape have nothing to check, or None."""
+    lacks: Callable[[Model], str | None] | None = None
+    """Why the model's class has nothing to check, or None."""
+    code: Callable[[Model, DecodePlan, tuple[int, ...]], str] | None = None
+    """A program in plain diffusers that shows what the check looks at; None: one that decodes the plan."""
 
-    def reason(self, plan: DecodePlan, shape: tuple[int, ...]) -> str | None:
-        """Why this check cannot apply to this plan and to latents of this shape, or None. Imports no torch."""
+    def reason(self, plan: DecodePlan, shape: tuple[int, ...], model: Model | None = None) -> str | None:
+        """Why this check cannot apply to this plan, to latents of this shape and to this model, or None. Imports no
+        torch."""
         if self.needs is not None and self.needs not in plan.settings:
             return f"{self.name}: the plan has no {self.needs}, so there is nothing to hold against its absence"
         if self.sets is not None and self.sets in plan.settings:
             return f"{self.name} sets {self.sets} itself: leave it out of the plan"
-        return self.inapplicable(shape) if self.inapplicable else None
+        why = self.inapplicable(shape) if self.inapplicable else None
+        return why or (self.lacks(model) if self.lacks is not None and model is not None else None)
 
 
 def _finite(value: Any) -> float | None:
@@ -200,6 +217,12 @@ class FunctionOptimization:
     order: int
     function: Callable[..., AbstractContextManager[Proof]]
     reason: Callable[[Any, DecodePlan, Model, tuple[int, ...]], str | None] | None = None
+    grid: Callable[[Any, Model, tuple[int, ...]], TileGrid] | None = None
+    """Where its tiles lie in the sample of latents of this shape, if it cuts any."""
+    chunks: Callable[[Any, Model, tuple[int, ...]], tuple[Chunk, ...]] | None = None
+    """Into which chunks it cuts the frames of latents of this shape, if it cuts them."""
+    exact: bool = False
+    """Whether it changes nothing but rounding, so that it is held to the oracle of the plan without it."""
 
     def inapplicable(self, value: Any, plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> str | None:
         return self.reason(value, plan, model, shape) if self.reason else None
@@ -211,19 +234,30 @@ class FunctionOptimization:
 
 
 def optimization(
-    name: str, *, order: int = 50, inapplicable: Callable[..., str | None] | None = None
+    name: str, *, order: int = 50, inapplicable: Callable[..., str | None] | None = None, **about: Any
 ) -> Callable[[Callable[..., Iterator[Proof]]], Callable[..., Any]]:
     """Register a generator `f(module, value, *, plan, model, device)` that applies, yields its proof, and restores.
 
     The proof is called after the decode with the Observation and returns `{"engaged": bool, "reason": str | None, …}`.
+    An option that cuts says where, by `grid` or `chunks`, both `f(value, model, shape)`, so that detectors look there
+    (its receipt's own `grid`) and other proofs count its calls; one that changes nothing but rounding says `exact`.
     """
 
     def register(function: Callable[..., Iterator[Proof]]) -> Callable[..., Any]:
         wrapped = wraps(function)(contextmanager(function))
-        OPTIMIZATIONS.add(name, FunctionOptimization(name, _summary(function), order, wrapped, inapplicable))
+        OPTIMIZATIONS.add(name, FunctionOptimization(name, _summary(function), order, wrapped, inapplicable, **about))
         return wrapped
 
     return register
+
+
+def cuts(plan: DecodePlan) -> frozenset[str]:
+    """How a decode of this plan is cut, by whichever setting: `tiling` into tiles, `temporal` into chunks of frames."""
+    found = [OPTIMIZATIONS.get(name) for name in plan.settings if name in OPTIMIZATIONS]
+    kinds = {"tiling": "grid", "temporal": "chunks"}
+    return frozenset(
+        kind for kind, law in kinds.items() if kind in plan.settings or any(getattr(each, law, None) for each in found)
+    )
 
 
 BUILT_IN = ("fidelity.models", "fidelity.latents", "fidelity.optimizations", "fidelity.metrics", "fidelity.detectors",

@@ -19,6 +19,7 @@ from fidelity.lazy import torch
 from fidelity.memory import allocator
 from fidelity.optimizations import activations, state
 from fidelity.optimizations.observe import dtype_name, observe
+from fidelity.optimizations.outputs import sample_of
 from fidelity.optimizations.precision import is_emulated
 from fidelity.records import Decoded, DecodePlan, MemoryTrace, Model, Observation, Proof, Receipts
 
@@ -37,14 +38,6 @@ def image_of(sample: Tensor, data_range: tuple[float, float]) -> Tensor:
     return unit.clamp(0, 1).mul(255).round().to(torch.uint8)
 
 
-def sample_of(output: Any) -> Tensor:
-    """The sample in whatever a decode returned: a DecoderOutput, a tuple or a tensor. Raises TypeError otherwise."""
-    sample = getattr(output, "sample", output[0] if isinstance(output, tuple) and output else output)
-    if not isinstance(sample, torch.Tensor):
-        raise TypeError(f"a decode must return a tensor or an output with .sample, not {type(output).__name__}")
-    return sample
-
-
 class Runner:
     """One loaded model on one device.
 
@@ -60,7 +53,8 @@ class Runner:
         """Load the model anew, whatever was done to the instance."""
         self.module = self.model.load().to(self.device)
         geometry = self.model.geometry
-        shape = (1, geometry.latent_channels, *((2,) if geometry.video else ()), PROBE, PROBE)
+        size = geometry.size or (PROBE, PROBE)
+        shape = (1, geometry.latent_channels, *((self.model.family.least_frames,) if geometry.video else ()), *size)
         self._probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(self.device)
         loaded = state.fingerprint(self.module, self.model.family)
         self._probe_bits = self._decode_probe()
@@ -194,18 +188,19 @@ class Runner:
 
     def _foresee(self, seen: Observation, latents: Tensor, plan: DecodePlan) -> None:
         """What the decoder should see of this plan: its tiles, its chunks, and the frames of each call."""
-        family, geometry = self.model.family, self.model.geometry
-        if plan.tiling is not None:
-            seen.grid = family.tile_grid(geometry, (latents.shape[-2], latents.shape[-1]), plan.tiling)
-        if not geometry.video:
+        family, shape = self.model.family, tuple(latents.shape)
+        seen.grid = optimizations.tile_grid(plan, self.model, shape) or oracles.native_grid(self.model, shape)
+        if not self.model.geometry.video:
+            seen.call_frames = family.call_frames(1)
             return
-        frames = latents.shape[2]
-        seen.call_frames = family.call_frames(frames)
-        if plan.temporal is not None:
-            seen.chunks = family.chunks(geometry, frames, plan.temporal)
-            seen.frames = family.frame_axis(geometry, frames, plan.temporal)
-            lengths = (family.call_frames(each.stop - each.start) for each in seen.chunks)
-            seen.call_frames = tuple(frame for length in lengths for frame in length)
+        seen.chunks = optimizations.frame_chunks(plan, self.model, shape)
+        seen.frames = optimizations.frame_axis(plan, self.model, shape)
+        parts = [each.stop - each.start for each in seen.chunks] or [shape[2]]
+        if plan.temporal is not None and family.carries:
+            seen.call_frames = tuple(parts)  # a call a chunk, whatever it streams by otherwise
+            return
+        law = family.tile_frames if plan.tiling is not None else family.call_frames
+        seen.call_frames = tuple(frame for part in parts for frame in law(part))
 
     def restore(self) -> dict[str, Any]:
         """The receipt `state`: compare the instance with itself as loaded, and decode the probe again; load it anew if

@@ -24,7 +24,7 @@ from fidelity.estimate import time_estimate
 from fidelity.plans import axes, parse_plan
 from fidelity.plans import plan as make_plan
 from fidelity.records import Case, DecodePlan, LatentSource, Limit, Model
-from fidelity.registry import Check
+from fidelity.registry import Check, cuts
 from fidelity.rules import Cell
 
 
@@ -237,12 +237,13 @@ def _case(cell: Cell, model: Model, shape: tuple[int, ...], document: grammar.Do
     if check is not None:
         about = registry.CHECKS.get(check)
         limits = {checks.NAME: _bound_of(about, limits)}
-        why = why or about.reason(plan, shape)
+        why = why or about.reason(plan, shape, model)
     else:
         limits = _needed(limits, plan, model, registry)
     expected = document.rules.expectation_for(cell)
     case = Case(name, latents, plan, limits=limits, expected=expected, not_applicable=why, check=check)
-    if case.not_applicable is None and plan.tiling is not None and case.expected.verdict == "pass":
+    declared = plan.tiling is not None and not model.family.hides_tiles
+    if case.not_applicable is None and declared and case.expected.verdict == "pass":
         try:
             model.family.tile_grid(model.geometry, (shape[-2], shape[-1]), plan.tiling)
         except IllegalTiling as error:
@@ -268,7 +269,7 @@ def _bound_of(check: Check, limits: dict[str, Limit]) -> Limit:
 def _needed(limits: dict[str, Limit], plan: DecodePlan, model: Model, registry: ModuleType) -> dict[str, Limit]:
     """The limits on what plan and model have: where there are no tiles there is no seam, in a picture no frame."""
     looks = {name: each.looks_at(plan, video=model.geometry.video) for name, each in registry.DETECTORS.items()}
-    looks["tile_seam"] = plan.tiling is not None
+    looks["tile_seam"] = "tiling" in cuts(plan)
     out = {name for name in limits if not looks.get(name, True)}
     out.add(checks.NAME)
     if not oracles.has_one(plan):

@@ -73,9 +73,10 @@ def _index(starts: tuple[int, ...], position: int) -> int:
 
 def layout(sample: Tensor, plan: DecodePlan, receipts: Receipts) -> Layout | str:
     """The layout of the tiles of (B, C, [T,] H, W), or the reason why there is nothing to look for."""
-    built: Any = receipts.get("tiling", {}).get("grid")
-    if built is None:
+    tiled = next((each for each in receipts.values() if "rows" in (each.get("grid") or ())), None)
+    if tiled is None:
         return "the receipts hold no tile grid"
+    built: Any = tiled["grid"]
     try:
         grid = msgspec.convert(built, TileGrid)
     except msgspec.ValidationError as error:
@@ -88,11 +89,11 @@ def layout(sample: Tensor, plan: DecodePlan, receipts: Receipts) -> Layout | str
             return f"the tile grid's {name} start at {list(axis.starts)}: expected 0, ascending, below {axis.size}"
     if grid.count == 1:
         return "the tile grid has one tile: there is no border inside the picture"
-    return Layout(grid, _period(grid, plan))
+    return Layout(grid, int(tiled.get("period") or _period(grid, plan)))
 
 
 def _period(grid: TileGrid, plan: DecodePlan) -> int:
-    """Pixels per latent, from the plan's tile; from the grid's own divisor where the plan does not say."""
+    """Pixels per latent of a receipt that does not say: from the plan's tile, else from the grid's own divisor."""
     if plan.tiling is not None and plan.tiling.tile > 0 and grid.cols.tile % plan.tiling.tile == 0:
         return max(1, grid.cols.tile // plan.tiling.tile)
     numbers = (grid.rows.tile, grid.cols.tile, *grid.rows.starts, *grid.cols.starts)

@@ -57,9 +57,10 @@ class Joints:
 
 def joints(frames: int, plan: DecodePlan, receipts: Receipts) -> Joints | str:
     """The joints of a video of that many frames, or the reason why there is nothing to look for."""
-    built: Any = receipts.get("temporal", {}).get("grid")
-    if built is None:
+    chunked = next((each for each in receipts.values() if "starts" in (each.get("grid") or ())), None)
+    if chunked is None:
         return "the receipts hold no grid of frames"
+    built: Any = chunked["grid"]
     try:
         axis = msgspec.convert(built, TileAxis)
     except msgspec.ValidationError as error:
@@ -70,11 +71,11 @@ def joints(frames: int, plan: DecodePlan, receipts: Receipts) -> Joints | str:
         return f"the chunks start at {list(axis.starts)}: expected 0, ascending, below {axis.size}"
     if len(axis.starts) == 1:
         return "the video is one chunk: no two of them meet"
-    return Joints(axis, _period(axis, plan))
+    return Joints(axis, int(chunked.get("period") or _period(axis, plan)))
 
 
 def _period(axis: TileAxis, plan: DecodePlan) -> int:
-    """Frames a latent frame, from the plan's chunk; from the joints' own divisor where the plan does not say."""
+    """Frames a latent frame of a receipt that does not say: from the plan's chunk, else the joints' own divisor."""
     if plan.temporal is not None and plan.temporal.tile > 0 and axis.tile % plan.temporal.tile == 0:
         return max(1, axis.tile // plan.temporal.tile)
     gaps = [later - start for start, later in zip(axis.edges, axis.edges[1:])]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fidelity.detectors.grid import layout
 from fidelity.lazy import torch
 from fidelity.records import DecodePlan, Receipts
+from fidelity.registry import cuts
 from fidelity.signal import Pair
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _shifted(candidate: Tensor, golden: Tensor, down: int, right: int) -> tuple[
 
 def tiles(pair: Pair, plan: DecodePlan, receipts: Receipts, matches: float, least: float) -> Iterator[Cause]:
     """One tile moved by a pixel or two, or showing what another tile should."""
-    if plan.tiling is None:
+    if "tiling" not in cuts(plan):
         return
     grid = layout(pair.candidate, plan, receipts)
     if isinstance(grid, str):

@@ -7,18 +7,22 @@ with apply_plan(module, plan, model=model, device="cpu") as proofs, observe(modu
 
 from __future__ import annotations
 
-from fidelity.optimizations import offload, precision, slicing, state, temporal, tiling
+from fidelity.optimizations import offload, precision, ramp_tiling, slicing, state, temporal, tiling
 from fidelity.optimizations.observe import observe
-from fidelity.optimizations.plan import apply_plan, inapplicable
+from fidelity.optimizations.plan import apply_plan, frame_axis, frame_chunks, inapplicable, tile_grid
 
 __all__ = [
     "apply_plan",
+    "frame_axis",
+    "frame_chunks",
     "inapplicable",
     "observe",
     "offload",
     "precision",
+    "ramp_tiling",
     "slicing",
     "state",
     "temporal",
+    "tile_grid",
     "tiling",
 ]

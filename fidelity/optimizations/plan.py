@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from fidelity.records import DecodePlan, Model, Observation, Optimization, Proof
+from fidelity.records import Chunk, DecodePlan, Model, Observation, Optimization, Proof, TileAxis, TileGrid
 from fidelity.registry import OPTIMIZATIONS
 
 if TYPE_CHECKING:
@@ -26,6 +27,36 @@ def inapplicable(plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> str 
     """
     reasons = (optimization.inapplicable(value, plan, model, shape) for _, value, optimization in settings(plan))
     return next((reason for reason in reasons if reason), None)
+
+
+def tile_grid(plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> TileGrid | None:
+    """Where the tiles of this plan lie in the sample of latents of this shape; None where it cuts none.
+
+    Raises IllegalTiling.
+    """
+    laws = ((getattr(optimization, "grid", None), value) for _, value, optimization in settings(plan))
+    return next((law(value, model, shape) for law, value in laws if law is not None), None)
+
+
+def frame_chunks(plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> tuple[Chunk, ...]:
+    """The chunks of latent frames that this plan cuts latents of this shape into; none where it cuts none.
+
+    Raises IllegalTiling.
+    """
+    laws = ((getattr(optimization, "chunks", None), value) for _, value, optimization in settings(plan))
+    return next((law(value, model, shape) for law, value in laws if law is not None), ())
+
+
+def frame_axis(plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> TileAxis | None:
+    """Where those chunks lie in the sample: as the family's class joins them, or one after another."""
+    if plan.temporal is not None:
+        return model.family.frame_axis(model.geometry, shape[2], plan.temporal)
+    chunks, frames = frame_chunks(plan, model, shape), model.geometry.sample_frames
+    if not chunks:
+        return None
+    lengths = [frames(chunk.stop - chunk.start) - chunk.drop for chunk in chunks]
+    starts = tuple(accumulate(lengths[:-1], initial=0))
+    return TileAxis(starts=starts, band=0, tile=max(lengths), size=frames(shape[2]))
 
 
 @contextmanager

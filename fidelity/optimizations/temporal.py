@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fidelity.errors import EvaluationError
 from fidelity.optimizations.attributes import attributes_kept
-from fidelity.records import DecodePlan, Model, Observation, Proof, Temporal
+from fidelity.records import Chunk, DecodePlan, Model, Observation, Proof, Temporal
 from fidelity.registry import optimization
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ def _not_shorter(value: Temporal, plan: DecodePlan, model: Model, shape: tuple[i
     return None
 
 
-@optimization("temporal", order=40, inapplicable=_not_shorter)
+def _chunks(value: Temporal, model: Model, shape: tuple[int, ...]) -> tuple[Chunk, ...]:
+    return model.family.chunks(model.geometry, shape[2], value)
+
+
+@optimization("temporal", order=40, inapplicable=_not_shorter, chunks=_chunks)
 def temporal(module: nn.Module, value: Temporal, *, plan: DecodePlan, model: Model, device: str) -> Iterator[Proof]:
     """Decode a video in chunks of `tile` latent frames that overlap by a fraction."""
     family = model.family
@@ -40,20 +45,22 @@ def temporal(module: nn.Module, value: Temporal, *, plan: DecodePlan, model: Mod
         )
     with attributes_kept(module, family.temporal_attributes()):
         family.set_temporal(module, model.geometry, value)
+        yield partial(receipt, plan=plan, temporal=model.geometry.temporal)
 
-        def prove(seen: Observation) -> dict[str, Any]:
-            reason = _uncut(seen, plan)
-            return {
-                "engaged": reason is None,
-                "reason": reason,
-                # it did cut, but not as asked
-                "diagnosis": ["geometry"] if reason and len({shape[-3] for shape in seen.shapes}) > 1 else None,
-                "calls": seen.calls,
-                "frames": [shape[-3] for shape in seen.shapes],
-                "grid": msgspec.to_builtins(seen.frames),
-            }
 
-        yield prove
+def receipt(seen: Observation, *, plan: DecodePlan, temporal: int) -> dict[str, Any]:
+    """The proof of any cut in time: the decoder's calls and their frames against the plan's chunks."""
+    reason = _uncut(seen, plan)
+    return {
+        "engaged": reason is None,
+        "reason": reason,
+        # it did cut, but not as asked
+        "diagnosis": ["geometry"] if reason and len({shape[-3] for shape in seen.shapes}) > 1 else None,
+        "calls": seen.calls,
+        "frames": [shape[-3] for shape in seen.shapes],
+        "grid": msgspec.to_builtins(seen.frames),
+        "period": temporal,
+    }
 
 
 def _uncut(seen: Observation, plan: DecodePlan) -> str | None:

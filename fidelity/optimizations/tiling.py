@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fidelity.errors import EvaluationError
 from fidelity.optimizations.attributes import attributes_kept
-from fidelity.records import DecodePlan, Model, Observation, Proof, TileAxis, Tiling
+from fidelity.records import DecodePlan, Model, Observation, Proof, TileAxis, TileGrid, Tiling
 from fidelity.registry import optimization
 
 if TYPE_CHECKING:
@@ -18,13 +19,21 @@ if TYPE_CHECKING:
 
 
 def _not_smaller(value: Tiling, plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> str | None:
+    if "tiling" in model.family.lacks:
+        return f"tiling: {model.family.name} does not tile"
     height, width = shape[-2:]
     if model.family.will_tile((height, width), value):
         return None
     return f"tile {value.tile} is not smaller than the latents {height}×{width}"
 
 
-@optimization("tiling", order=30, inapplicable=_not_smaller)
+def _grid(value: Tiling, model: Model, shape: tuple[int, ...]) -> TileGrid | None:
+    if model.family.hides_tiles:
+        return None
+    return model.family.tile_grid(model.geometry, (shape[-2], shape[-1]), value)
+
+
+@optimization("tiling", order=30, inapplicable=_not_smaller, grid=_grid)
 def tiling(module: nn.Module, value: Tiling, *, plan: DecodePlan, model: Model, device: str) -> Iterator[Proof]:
     """Decode in tiles of `tile` latent pixels that overlap by a fraction, with every attribute the class needs."""
     family, names = model.family, model.family.tiling_attributes()
@@ -35,20 +44,38 @@ def tiling(module: nn.Module, value: Tiling, *, plan: DecodePlan, model: Model, 
         )
     with attributes_kept(module, names):
         family.set_tiling(module, model.geometry, value)
+        prove = partial(receipt, plan=plan, spatial=model.geometry.spatial)
+        yield partial(_own_receipt, prove=prove, tile=value.tile) if family.tiles_itself else prove
 
-        def prove(seen: Observation) -> dict[str, Any]:
-            reason = _untiled(seen, plan, model.geometry.spatial)
-            return {
-                "engaged": reason is None,
-                "reason": reason,
-                # it did tile, but not as asked
-                "diagnosis": ["geometry"] if reason and seen.calls > seen.batch * len(seen.call_frames) else None,
-                "calls": seen.calls,
-                "shapes": [[*shape, times] for shape, times in Counter(seen.shapes).items()],
-                "grid": msgspec.to_builtins(seen.grid),
-            }
 
-        yield prove
+def receipt(seen: Observation, *, plan: DecodePlan, spatial: int) -> dict[str, Any]:
+    """The proof of any tiler: the decoder's calls and their sizes against the plan's grid, which detectors read."""
+    reason = _untiled(seen, plan, spatial)
+    return {
+        "engaged": reason is None,
+        "reason": reason,
+        # it did tile, but not as asked
+        "diagnosis": ["geometry"] if reason and seen.calls > seen.batch * len(seen.call_frames) else None,
+        "calls": seen.calls,
+        "shapes": [[*shape, times] for shape, times in Counter(seen.shapes).items()],
+        "grid": msgspec.to_builtins(seen.grid),
+        "period": spatial,
+    }
+
+
+def _own_receipt(seen: Observation, *, prove: Proof, tile: int) -> dict[str, Any]:
+    """The proof of a tiler that a decoder of somebody's own brings along: what it does out of sight cannot be proved,
+    and where its tiles lie may not be declared."""
+    found = prove(seen)
+    if not seen.calls:
+        unseen = "its own tiler goes past the decoder that it is given: nothing about its tiles can be proved"
+        return {**found, "engaged": None, "reason": unseen}
+    if seen.grid is not None:
+        return found
+    side = max(max(shape[-2:]) for shape in seen.shapes)
+    tiled = seen.calls > seen.batch * len(seen.call_frames) and side <= tile
+    reason = f"tiles of {tile} latent pixels asked, the decoder saw {seen.calls} calls of up to {side}"
+    return {**found, "engaged": tiled, "reason": None if tiled else reason, "diagnosis": None}
 
 
 def _untiled(seen: Observation, plan: DecodePlan, spatial: int) -> str | None:
