@@ -11,6 +11,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -143,11 +144,7 @@ def _document(path: Path, digest: str, table: dict[str, Any], registry: ModuleTy
 def _block(raw: Any, where: str, names: dict[str, tuple[str, ...]], registry: ModuleType) -> Block:
     axes = plans.axes(registry)
     _only(raw, (*names, *axes), where, kind="axis")
-    for kind, known in names.items():
-        for i, name in enumerate(_values(raw, kind, where)):
-            if name not in known:
-                singular = kind if kind == "latents" else kind.removesuffix("s")
-                raise UnknownName(f"{where}.{kind}[{i}]: {unknown(singular, name, known)}")
+    named = {kind: _named(raw, kind, known, where) for kind, known in names.items()}
     chosen: dict[str, tuple[Any, ...]] = {}
     for axis in (axis for axis in axes if axis in raw):
         values = []
@@ -157,8 +154,19 @@ def _block(raw: Any, where: str, names: dict[str, tuple[str, ...]], registry: Mo
             except RequestError as error:
                 raise type(error)(f"{where}.{axis}[{i}]: {error}") from None
         chosen[axis] = tuple(values)
-    checks_ = tuple(raw["checks"]) if "checks" in names else (None,)
-    return Block(tuple(raw["models"]), tuple(raw["latents"]), chosen, checks_)
+    return Block(named["models"], named["latents"], chosen, named.get("checks", (None,)))
+
+
+def _named(raw: dict[str, Any], kind: str, known: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """The names of a list, `small-*` standing for all that match, each once. Raises UnknownName."""
+    found: dict[str, None] = {}
+    for i, name in enumerate(_values(raw, kind, where)):
+        matching = [each for each in known if each == name or ("*" in str(name) and fnmatchcase(each, name))]
+        if not matching:
+            singular = kind if kind == "latents" else kind.removesuffix("s")
+            raise UnknownName(f"{where}.{kind}[{i}]: {unknown(singular, name, known)}")
+        found.update(dict.fromkeys(matching))
+    return tuple(found)
 
 
 def _values(raw: dict[str, Any], key: str, where: str) -> list[Any]:

@@ -70,6 +70,9 @@ def _check_shape(shape: Sequence[int], geometry: Geometry, source: str) -> None:
         raise LatentsError(f"{source}: latents are empty: {list(shape)}")
     if shape[1] != geometry.latent_channels:
         raise LatentsError(f"{source}: latents have {shape[1]} channels, the model takes {geometry.latent_channels}")
+    if geometry.size not in (None, tuple(shape[-2:])):
+        side = "×".join(map(str, geometry.size))
+        raise LatentsError(f"{source}: latents are {shape[-2]}×{shape[-1]}, the model decodes {side} alone")
 
 
 def _finish(tensor: torch.Tensor, model: Model, source: LatentSource, image: torch.Tensor | None = None) -> Latents:
@@ -191,7 +194,7 @@ def _contrast(shape: tuple[int, ...]) -> torch.Tensor:
 def _hot_pixel(shape: tuple[int, ...]) -> torch.Tensor:
     """Zero but for one latent pixel of ±8, off every likely tile border."""
     latents = torch.zeros(shape, dtype=torch.float64, device="cpu")
-    latents[..., 10, 19] = 8.0
+    latents[..., shape[-2] * 10 // HEIGHT, shape[-1] * 19 // WIDTH] = 8.0
     return latents * _channel_signs(shape)
 
 
@@ -220,10 +223,14 @@ def _step_source(name: str, summary: str) -> LatentSource:
 
 
 def _drawn_source(
-    name: str, summary: str, batch: int, size: tuple[int, int], draw: Callable[[tuple[int, ...]], torch.Tensor]
+    name: str,
+    summary: str,
+    batch: int,
+    size: tuple[int, int],
+    draw: Callable[[tuple[int, ...]], torch.Tensor],
 ) -> LatentSource:
     def shape(geometry: Geometry) -> tuple[int, ...]:
-        return (batch, geometry.latent_channels, *((FRAMES,) if geometry.video else ()), *size)
+        return (batch, geometry.latent_channels, *((FRAMES,) if geometry.video else ()), *(geometry.size or size))
 
     def make(model: Model, module: nn.Module) -> Latents:
         drawn = draw(shape(model.geometry)).to(torch.float32)
@@ -333,6 +340,7 @@ for _name, (_summary, _films) in PANS.items():
 for _source in (
     _step_source("temporal-step", "two videos with a cut in the middle"),
     _drawn_source("normal", "seeded normal, two items", 2, (HEIGHT, WIDTH), _normal),
+    _drawn_source("small", "seeded normal, two small items", 2, (6, 9), _normal),
     _drawn_source("flat", "one value a channel", 1, (WIDTH, HEIGHT), _flat),
     _drawn_source("ramp", "low-frequency ramps, across and down", 1, (HEIGHT, WIDTH), _ramp),
     _drawn_source("contrast", "squares of high contrast", 1, (WIDTH, HEIGHT), _contrast),
