@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any, ClassVar
 
 from fidelity.errors import ModelError
@@ -27,6 +28,9 @@ class WanFamily(StridedFamily):
     name = "AutoencoderKLWan"
     summary = "KL autoencoder of Wan 2.1 and 2.2: causal convolutions, RMS norm, streams by frame"
     temporal_controls = "streams by frame"
+    streams = True
+    conv = "WanCausalConv3d"
+    """The class of the convolutions that keep a cache, a place each."""
     defaults: ClassVar[Mapping[str, Any]] = {
         "z_dim": 16,
         "in_channels": 3,
@@ -45,11 +49,8 @@ class WanFamily(StridedFamily):
     def geometry(self, config: Mapping[str, Any]) -> Geometry:
         """f doubles with every block but the last, times the patch; f_t with every temporal downsampling."""
         patch = 1 if config["patch_size"] is None else whole(config, "patch_size")
-        halvings = config["temperal_downsample"]
-        blocks = len(wholes(config, "dim_mult"))
-        if not isinstance(halvings, (list, tuple)) or len(halvings) != blocks - 1:
-            raise ModelError(f"temperal_downsample is {halvings!r}, expected {blocks - 1} of true or false")
-        spatial, temporal = 2 ** (blocks - 1) * patch, 2 ** sum(map(bool, halvings))
+        halvings, temporal = compression(config)
+        spatial = halvings * patch
         for key, derived in (("scale_factor_spatial", spatial), ("scale_factor_temporal", temporal)):
             if whole(config, key) != derived:
                 raise ModelError(f"{key} is {config[key]}, but the blocks and patch give {derived}: tiles would be "
@@ -84,13 +85,25 @@ class WanFamily(StridedFamily):
         x = module.post_quant_conv(latents)
         if latents.dtype == torch.float32:
             with _one_shot(module.decoder):
-                return module.decoder(x, first_chunk=True)
-        cache: list[Any] = [None] * sum(type(part).__name__ == "WanCausalConv3d" for part in module.decoder.modules())
-        frames = [
-            module.decoder(one, feat_cache=cache, feat_idx=[0], first_chunk=not index)
-            for index, one in enumerate(x.split(1, dim=2))
-        ]
-        return torch.cat(frames, dim=2)
+                return self.call(module.decoder, x, first=True)
+        return torch.cat(list(self._streamed(module.decoder, x)), dim=2)
+
+    def segments(self, module: Any, latents: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
+        """`size` latent frames at a time, a decoder call each as the class has it; the 1×1×1 convolution before them
+        sees all at once, as there."""
+        frames = self._streamed(module.decoder, module.post_quant_conv(latents))
+        while part := list(islice(frames, size)):
+            yield self.finish(module, torch.cat(part, dim=2))
+
+    def _streamed(self, decoder: Any, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        """What each latent frame gives, with a cache of its own that is carried from one to the next."""
+        cache: list[Any] = [None] * sum(type(part).__name__ == self.conv for part in decoder.modules())
+        for index, one in enumerate(x.split(1, dim=2)):
+            yield self.call(decoder, one, first=not index, feat_cache=cache, feat_idx=[0])
+
+    def call(self, decoder: Any, x: torch.Tensor, *, first: bool, **cache: Any) -> torch.Tensor:
+        """The decoder on some frames, of which the first is the video's first or not."""
+        return decoder(x, first_chunk=first, **cache)
 
     def finish(self, module: Any, sample: torch.Tensor) -> torch.Tensor:
         """Patches (B, C·p·p, T, H, W) to pixels, then the clamp to [-1, 1]."""
@@ -101,6 +114,17 @@ class WanFamily(StridedFamily):
             whole_ = apart.permute(0, 1, 4, 5, 3, 6, 2)
             sample = whole_.reshape(batch, channels // patch**2, frames, height * patch, width * patch)
         return sample.clamp(-1.0, 1.0)
+
+
+def compression(config: Mapping[str, Any]) -> tuple[int, int]:
+    """In space and in time, of the blocks alone: all but the last halve, as `temperal_downsample` says in time as well.
+
+    Raises ModelError.
+    """
+    halvings, blocks = config["temperal_downsample"], len(wholes(config, "dim_mult"))
+    if not isinstance(halvings, (list, tuple)) or len(halvings) != blocks - 1:
+        raise ModelError(f"temperal_downsample is {halvings!r}, expected {blocks - 1} of true or false")
+    return 2 ** (blocks - 1), 2 ** sum(map(bool, halvings))
 
 
 @contextmanager
