@@ -15,6 +15,7 @@ _PUBLIC = {
                          "RunResult", "Scaling", "Tiling"),
     "fidelity.errors": ("EvaluationError", "FidelityError", "RequestError"),
     "fidelity.registry": ("detector", "metric", "optimization"),
+    "fidelity.models.own": ("decoder", "weights"),
     "fidelity.api": ("check", "evaluate"),
 }  # fmt: skip
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}

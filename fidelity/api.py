@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 VISIBLE_LINE = Limit(max=2.0, origin="visible: a line of two grey levels on a plain")
-"""What `check` holds a decode to that says that it tiles, unless it is given another limit on `tile_step`."""
+"""What `check` holds a decode to that says that it tiles, unless it is given another limit on `tile_step` (of a model
+that does not declare where its tiles lie, on `periodic`)."""
 
 
 def evaluate(
@@ -82,7 +83,8 @@ def check(
     bench = _bench(model, latents, device, None if golden is None else str(golden))
     held = _limits(limits)
     if claimed.tiling is not None:
-        held.setdefault("tile_step", VISIBLE_LINE)
+        hidden = registry.MODELS.get(model).family.hides_tiles
+        held.setdefault("periodic" if hidden else "tile_step", VISIBLE_LINE)
     case = Case(model=model, latents=latents, plan=claimed, limits=held)
     result = bench.case(case, decode=decode)
     if result.verdict != "pass":

@@ -23,7 +23,8 @@ WRONG_REQUEST, NOT_JUDGED, INTERRUPTED = 2, 3, 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 plugin_option = click.option("--plugin", "plugins", multiple=True, metavar="MODULE", help="Import MODULE first.")
-model_option = click.option("--model", metavar="NAME=PATH", help="Evaluate the autoencoder at PATH as NAME.")
+model_option = click.option("--model", metavar="NAME[=PATH]",
+                            help="Evaluate the autoencoder at PATH as NAME; without PATH a registered one.")  # fmt: skip
 case_option = click.option("--case", "glob", metavar="GLOB", help="Only cases whose whole id matches.")
 device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 jobs_option = click.option("--jobs", type=int, help="Worker processes, each on cores of its own.")
@@ -66,8 +67,11 @@ def prepare(plugins: tuple[str, ...], model: str | None) -> tuple[Any, tuple[str
     if model is None:
         return registry, None, None
     name, equals, path = model.partition("=")
+    if not equals and name in registry.MODELS:
+        return registry, (name, ""), registry.MODELS.get(name)
     if not equals or not name or not path:
-        raise RequestError(f"--model {model!r}: write NAME=PATH, as in --model mine=/models/sdxl-vae")
+        raise RequestError(f"--model {model!r}: write NAME=PATH, as in --model mine=/models/sdxl-vae, or the name of a "
+                           "registered model: fidelity ls models")  # fmt: skip
     absolute = str(Path(path).expanduser().absolute())
     return registry, (name, absolute), from_path(name, absolute)
 

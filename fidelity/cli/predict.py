@@ -64,6 +64,8 @@ def _model(name: str, registry: Any) -> Any:
         own, _, path = name.partition("=")
         if not own or not path:
             raise RequestError(f"MODEL {name!r}: write NAME=PATH, as in mine=/models/sdxl-vae")
+        if own in registry.MODELS and hasattr(registry.MODELS.get(own).family, "at"):
+            return registry.MODELS.get(own).family.at(registry.MODELS.get(own), path)
         return configs.from_config(own, Path(path))
     if name in registry.MODELS:
         return registry.MODELS.get(name)

@@ -18,7 +18,7 @@ from fidelity.errors import ModelError
 from fidelity.lazy import torch
 from fidelity.models.base import FamilyBase
 from fidelity.records import Model
-from fidelity.registry import FAMILIES, unknown
+from fidelity.registry import FAMILIES, MODELS, unknown
 from fidelity.tensorfile import FLOATS, TensorInfo, read_header
 
 if TYPE_CHECKING:
@@ -35,8 +35,15 @@ def from_path(name: str, path: str | Path) -> Model:
     """The Model of a diffusers folder, of a pipeline's folder (its `vae/`), or of one `.safetensors` with its config
     beside it (`<stem>.json`, else `config.json`).
 
-    Raises ModelError, in one line, if anything is missing, unreadable, or of a class that is not known.
+    A registered decoder of one's own (`models.own`) gets the path itself; without a path (`""`) NAME is what is
+    registered. Raises ModelError, in one line, if anything is missing, unreadable, or of a class that is not known.
     """
+    if name in MODELS:
+        registered = MODELS.get(name)
+        if not str(path):
+            return registered
+        if hasattr(registered.family, "at"):
+            return registered.family.at(registered, path)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ModelError(f"model name {name!r}: use letters, digits, '.', '_' and '-' (it becomes a folder's name)")
     config_file, weights, source = _locate(name, Path(path))
@@ -201,7 +208,7 @@ def _check_landmarks(
 
 
 def _read_tensors(name: str, file: Path) -> Iterable[tuple[str, torch.Tensor]]:
-    if file.suffix == ".bin":
+    if file.suffix != ".safetensors":
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # unpicklers raise whatever they like

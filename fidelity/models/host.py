@@ -1,0 +1,162 @@
+"""The module around a decoder of somebody's own: the switches, calls and places for hooks that diffusers' classes have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from fidelity.lazy import torch
+from fidelity.models.base import _first
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def host(decoder: Any, encoder: Any, tile: Callable[..., Any] | None) -> nn.Module:
+    """A module with `decode`, `encode`, slicing and tiling around a decoder and, if there is one, an encoder: modules,
+    bound methods of modules, or any callables. `tile` is the decoder's own tiler; None: `cut`."""
+    return _host_class()(_as_module(decoder), None if encoder is None else _as_module(encoder), tile)
+
+
+def _as_module(thing: Any) -> nn.Module:
+    return thing if isinstance(thing, torch.nn.Module) else _called_class()(thing)
+
+
+@cache
+def _called_class() -> type[Any]:
+    # made at first use: a class that inherits from torch's cannot stand at module level without importing torch
+    class Called(torch.nn.Module):
+        """A callable as a module, so that hooks see its calls; of a bound method, with the module that it belongs to."""
+
+        def __init__(self, function: Callable[..., Any]):
+            super().__init__()
+            owner = getattr(function, "__self__", None)
+            if isinstance(owner, torch.nn.Module):
+                self.owner = owner
+            self.function = function
+
+        def forward(self, value: Tensor) -> Any:
+            return self.function(value)
+
+    return Called
+
+
+@cache
+def _host_class() -> type[Any]:
+    from diffusers.utils.accelerate_utils import apply_forward_hook
+
+    class Host(torch.nn.Module):
+        """What an optimization finds on a diffusers autoencoder, around a decoder that is none."""
+
+        def __init__(self, decoder: nn.Module, encoder: nn.Module | None, tiler: Callable[..., Any] | None):
+            super().__init__()
+            self.decoder, self.encoder, self.tiler = decoder, encoder, tiler
+            self.use_slicing = self.use_tiling = False
+            self.tile, self.overlap = 0, 0.0
+
+        def enable_slicing(self) -> None:
+            self.use_slicing = True
+
+        def enable_group_offload(self, **how: Any) -> None:
+            from diffusers.hooks import apply_group_offloading
+
+            # hooks of the decoder itself: this module's own `forward`, where diffusers would hang them, never runs
+            apply_group_offloading(self.decoder, **how)
+
+        @apply_forward_hook
+        def decode(self, latents: Tensor) -> Tensor:
+            """The sample of latents (B, C, [T,] H, W), item by item and tile by tile where those are on."""
+            items = latents.split(1) if self.use_slicing else (latents,)
+            return torch.cat([self._item(item) for item in items])
+
+        def _item(self, latents: Tensor) -> Tensor:
+            if not self.use_tiling or max(latents.shape[-2:]) <= self.tile:
+                return self._whole(latents)
+            return (self.tiler or cut)(self._whole, latents, self.tile, self.overlap)
+
+        def _whole(self, latents: Tensor) -> Tensor:
+            return _first(self.decoder(latents), ("sample",))
+
+    return Host
+
+
+# ---------------------------------------------------------------- the tiler of those that have none
+
+
+def cut(decode: Callable[[Tensor], Tensor], latents: Tensor, tile: int, overlap: float) -> Tensor:
+    """Decode in square tiles of `tile` latent pixels that overlap by a share, blended linearly where they do.
+
+    The law of diffusers' video classes (`AutoencoderKLWan.tiled_decode`): tiles start every tile · (1 − overlap), each
+    is mixed into the one above and then into the one on its left, pixel rows of weight 0/n, 1/n, …, (n − 1)/n.
+    """
+    step = round(tile * (1 - overlap))
+    height, width = latents.shape[-2:]
+    above: list[Tensor] = []
+    lines = []
+    for top in range(0, height, step):
+        row: list[Tensor] = []
+        for column, left in enumerate(range(0, width, step)):
+            part = latents[..., top : top + tile, left : left + tile]
+            done = decode(part)
+            f = done.shape[-1] // part.shape[-1]
+            band = (tile - step) * f
+            done = _mix(above[column], done, band, -2) if above else done
+            row.append(_mix(row[-1], done, band, -1) if row else done)
+        above = row
+        lines.append(torch.cat([each[..., : step * f, : step * f] for each in row], dim=-1))
+    return torch.cat(lines, dim=-2)[..., : height * f, : width * f]
+
+
+def _mix(before: Tensor, after: Tensor, band: int, dim: int) -> Tensor:
+    """`after`, its first pixels along `dim` mixed with the last of `before`, line by line as diffusers does."""
+    extent = min(before.shape[dim], after.shape[dim], band)
+    if not extent:
+        return after
+    tail, head = before.narrow(dim, before.shape[dim] - extent, extent), after.narrow(dim, 0, extent)
+    lines = [
+        tail.select(dim, at) * (1 - at / extent) + head.select(dim, at) * (at / extent) for at in range(extent)
+    ]  # weights as Python numbers: they take part in half precision as diffusers' do
+    mixed = torch.stack(lines, dim=dim)
+    return torch.cat([mixed, after.narrow(dim, extent, after.shape[dim] - extent)], dim=dim)
+
+
+# ---------------------------------------------------------------- shapes alone
+
+
+@contextmanager
+def really() -> Iterator[Any]:
+    """Load real weights even where shapes alone are asked for; yields torch's mode for those, or None."""
+    from torch._guards import detect_fake_mode
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    fake = detect_fake_mode()
+    if fake is None:
+        yield None
+        return
+    with unset_fake_temporarily():
+        yield fake
+
+
+def on_shapes(module: nn.Module) -> nn.Module:
+    """The module with weights of the same shapes and no data; to be called where shapes alone are asked for."""
+    new: dict[int, Any] = {}
+    for part in module.modules():
+        for table in (part._parameters, part._buffers):
+            for name, tensor in table.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in new:
+                    data = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+                    is_weight = isinstance(tensor, torch.nn.Parameter)
+                    new[id(tensor)] = tensor, torch.nn.Parameter(data, requires_grad=False) if is_weight else data
+                table[name] = new[id(tensor)][1]
+    return module
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape and no data."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
