@@ -143,7 +143,7 @@ class Evaluator(References):
         except EvaluationError as error:  # an instrument that may not gate: never a pass, never a skip
             return self._finish(case, "error", (*reasons, Reason("instrument", str(error))), decoded)
         limits = dict(case.limits)
-        if not by_somebody_else and oracles.has_one(case.plan):
+        if not by_somebody_else and oracles.has_one(case.plan, self.models[case.model]):
             measurements = {**measurements, oracles.NAME: self._against_oracle(case.plan, stored, decoded)}
             limits.setdefault(oracles.NAME, oracles.LIMIT)
             case = msgspec.structs.replace(case, limits=limits)

@@ -32,8 +32,11 @@ def shared(plan: DecodePlan) -> DecodePlan:
     return msgspec.structs.replace(plan, offload="none")
 
 
-def has_one(plan: DecodePlan) -> bool:
-    """Whether an oracle is known: of options that are not diffusers' own, for those that change nothing only."""
+def has_one(plan: DecodePlan, model: Model | None = None) -> bool:
+    """Whether an oracle is known: of options that are not diffusers' own, for those that change nothing only; and not
+    for the tiles of a model that cuts by a law of its own."""
+    if plan.tiling is not None and model is not None and model.family.tiles_itself:
+        return False
     on = [name for name, value in plan.options.items() if value]
     return all(name in OPTIMIZATIONS and getattr(OPTIMIZATIONS.get(name), "exact", False) for name in on)
 

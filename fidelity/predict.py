@@ -91,7 +91,7 @@ def latents_shape(model: Model, size: tuple[int, int], frames: int, batch: int) 
 def _refuse(model: Model, plan: DecodePlan, shape: tuple[int, ...], device: str) -> None:
     if device not in DEVICES:
         raise RequestError(f"device {device!r}: a prediction is for {' or '.join(DEVICES)}")
-    if plan.tiling is not None:
+    if plan.tiling is not None and not model.family.hides_tiles:
         model.family.tile_grid(model.geometry, (shape[-2], shape[-1]), plan.tiling)
     reason = optimizations.inapplicable(plan, model, shape)
     if reason is not None:

@@ -207,6 +207,10 @@ class Family(Protocol):
     """What a user can set of its spatial tiles, in a few words; "none" where the class does not tile."""
     temporal_controls: str
     """The same of its chunks in time."""
+    tiles_itself: bool
+    """Whether it cuts by a law of its own that no oracle knows: a decoder of somebody's own with a tiler of its own."""
+    hides_tiles: bool
+    """Whether it does not even say where those tiles lie, so that seams can only be looked for blind."""
     carries: ClassVar[bool]
     """Whether a chunk hands a cache on to the next, so that chunks must give what all frames at once give."""
     data_range: ClassVar[tuple[float, float]]

@@ -272,9 +272,20 @@ def _needed(limits: dict[str, Limit], plan: DecodePlan, model: Model, registry: 
     looks["tile_seam"] = "tiling" in cuts(plan)
     out = {name for name in limits if not looks.get(name, True)}
     out.add(checks.NAME)
-    if not oracles.has_one(plan):
+    if not oracles.has_one(plan, model):
         out.add(oracles.NAME)
+    if plan.tiling is not None and model.family.hides_tiles:
+        return _blind(limits, out, registry)
     return {name: limit for name, limit in limits.items() if name not in out}
+
+
+def _blind(limits: dict[str, Limit], out: set[str], registry: ModuleType) -> dict[str, Limit]:
+    """The limits where nobody knows where the tiles lie: what is allowed of a line at a known grid is allowed of a line
+    at one that is found."""
+    by_grid = {name for name, each in registry.DETECTORS.items() if each.needs == "tiling"} | {"tile_seam"}
+    kept = {name: limit for name, limit in limits.items() if name not in out | by_grid}
+    line = limits.get("tile_step", limits.get("tile_seam"))
+    return kept if line is None else {"periodic": line, **kept}
 
 
 def _judging(suite: Suite, what: str) -> Suite:

@@ -132,7 +132,7 @@ def test_exported_names():
         [
             "CaseResult", "DecodePlan", "EvaluationError", "FidelityError", "Geometry", "Latents", "Limit",
             "Measurement", "Model", "Reason", "RequestError", "RunResult", "Scaling", "Tiling", "__version__",
-            "check", "detector", "evaluate", "metric", "optimization",
+            "check", "decoder", "detector", "evaluate", "metric", "optimization", "weights",
         ]
     )  # fmt: skip
     for name in fidelity.__all__:

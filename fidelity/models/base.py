@@ -34,6 +34,10 @@ class FamilyBase:
     """What a user can set of its spatial tiles, in a few words; "none" where the class does not tile."""
     temporal_controls: str = "none"
     """The same of its chunks in time."""
+    tiles_itself: bool = False
+    """Whether tiles are cut by a law that no oracle knows."""
+    hides_tiles: bool = False
+    """Whether nobody knows where they lie."""
     carries: ClassVar[bool] = False
     """Whether a chunk hands a cache on to the next, so that chunks must give what all frames at once give."""
     data_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)

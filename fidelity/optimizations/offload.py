@@ -80,6 +80,10 @@ def offload(module: nn.Module, value: str, *, plan: DecodePlan, model: Model, de
     if attach is None:
         raise EvaluationError(f"offload: unknown mode {value!r}; known: none, {', '.join(ATTACH)}")
     _refuse_hooked(module)
+    if next(module.parameters(), None) is None:  # a callable of somebody's own, whose weights nobody sees
+        reason = f"{model.name} shows no weights that could be elsewhere: load it as a module"
+        yield lambda seen: {"engaged": False, "reason": reason, "hooks": 0, "moved_bytes": 0}
+        return
     execution = _indexed(device)
     tally = Tally(execution)
     with (
