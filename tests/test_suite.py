@@ -150,6 +150,11 @@ def test_blocks_add_up_and_a_cell_of_two_blocks_is_one_case(load):
     assert [case.plan.dtype for case in loaded.cases] == ["fp32", "bf16", "fp16"]
 
 
+def test_a_pattern_in_a_list_stands_for_all_that_match_each_once(load):
+    loaded = load(HEAD + ONE.replace('["kl"]', '["kl-hot", "kl*"]') + LIMITS)
+    assert [case.model for case in loaded.cases] == ["kl-hot", "kl"]
+
+
 def test_two_plans_that_share_an_id_are_refused(load):
     with pytest.raises(SuiteError, match="two plans have the id"):
         load(HEAD + ONE + "tiling = [{ tile = 16, overlap = 0.5 }, { tile = 16, overlap = 0.50000001 }]\n" + LIMITS)
@@ -366,6 +371,7 @@ WRONG = [
     (HEAD.replace('"small"', "3") + ONE, "suite.name: expected `str`, got `int`"),
     (HEAD.replace('"small"', '"../up"') + ONE, "it names a folder"),
     (HEAD + ONE.replace("kl", "lk") + LIMITS, "matrix[0].models[0]: unknown model 'lk': did you mean 'kl'"),
+    (HEAD + ONE.replace("kl", "lk*") + LIMITS, "matrix[0].models[0]: unknown model 'lk*'"),
     (HEAD + ONE.replace("pair", "pear") + LIMITS, "unknown latents 'photo-pear': did you mean 'photo-pair'"),
     (HEAD + "[[matrix]]\nmodels = ['kl']\n" + LIMITS, "matrix[0].latents is missing"),
     (HEAD + ONE.replace('["kl"]', "[]") + LIMITS, "matrix[0].models is empty"),

@@ -16,8 +16,16 @@ KINDS = ("models", "latents", "optimizations", "metrics", "detectors", "checks",
 @click.argument("kind", type=click.Choice(KINDS))
 @plugin_option
 def ls(kind: str, plugins: tuple[str, ...]) -> int:
-    """List what there is, one line each."""
+    """List what there is, one line each; of models, what each is as its configuration says."""
     registry, _, _ = prepare(plugins, None)
+    if kind == "models":
+        from fidelity.cli import models
+        from fidelity.models import configs
+
+        known = [model for _, model in registry.MODELS.items()]
+        for line in models.lines(known, map(configs.from_name, configs.known())):
+            click.echo(line)
+        return 0
     if kind == "suites":
         from fidelity import suite as suite_
 
@@ -31,15 +39,6 @@ def ls(kind: str, plugins: tuple[str, ...]) -> int:
 
 
 def _describe(kind: str, entry: Any) -> str:
-    if kind == "models":
-        geometry, scaling = entry.geometry, entry.scaling
-        facts = [entry.family.name, f"f{geometry.spatial}", f"c{geometry.latent_channels}"]
-        facts += [f"f_t{geometry.temporal}"] if geometry.video else []
-        facts += [f"{geometry.compression:g}× compression"]
-        facts += [f"factor {scaling.factor:g}"] if scaling.factor else []
-        facts += [f"shift {scaling.shift:g}"] if scaling.shift else []
-        facts += ["force_upcast"] if entry.force_upcast else []
-        return f"{' · '.join(facts)} · {entry.summary}"
     if kind in ("metrics", "detectors"):
         return f"{entry.unit}, {entry.better} is better · {entry.summary}"
     if kind == "checks":
