@@ -240,8 +240,9 @@ class Family(Protocol):
     def middle(self, module: nn.Module) -> nn.Module:
         """A submodule in the middle of the decoder, where the compute dtype is witnessed."""
 
-    def call_shape(self, shape: tuple[int, ...], arguments: Mapping[str, Any]) -> tuple[int, ...]:
-        """The latents (B, C, [T,] h, w) in a call of the decoder, from the shape of its first tensor and its keywords."""
+    def call_shape(self, geometry: Geometry, shape: tuple[int, ...], named: Mapping[str, Any]) -> tuple[int, ...]:
+        """The latents (B, C, [T,] h, w) in a call of the decoder, from the shape of its first tensor and what it got by
+        name."""
 
     def tile_grid(self, geometry: Geometry, latent_size: tuple[int, int], tiling: Tiling) -> TileGrid:
         """Where tiles will lie. Raises IllegalTiling, with the value and the next legal one, if they cannot."""

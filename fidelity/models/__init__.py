@@ -6,16 +6,25 @@ Importing this registers the families in `FAMILIES` and the embedded models in `
 from __future__ import annotations
 
 from fidelity.models import (  # isort: skip  (families register before models need them; a line each)
+    asymmetric,
+    consistency,
     cosmos,
+    dc,
+    flux2,
+    hunyuan_image,
     hunyuan_video,
     kl,
+    kvae,
     ltx2_video,
     ltx_video,
     magvit,
     mochi,
     qwen_image,
     qwen_image21,
+    rae,
+    temporal_decoder,
     tiny,
+    vq,
     wan,
 )
 from fidelity.models import reference, small, video  # isort: skip
@@ -24,6 +33,7 @@ from fidelity.models.load import from_path
 from fidelity.models.reference import overflow_twin
 
 __all__ = [
-    "cosmos", "from_path", "hunyuan_video", "kl", "legal_tiles", "ltx2_video", "ltx_video", "magvit", "mochi",
-    "overflow_twin", "qwen_image", "qwen_image21", "reference", "small", "tiny", "video", "wan",
+    "asymmetric", "consistency", "cosmos", "dc", "flux2", "from_path", "hunyuan_image", "hunyuan_video", "kl",
+    "kvae", "legal_tiles", "ltx2_video", "ltx_video", "magvit", "mochi", "overflow_twin", "qwen_image",
+    "qwen_image21", "rae", "reference", "small", "temporal_decoder", "tiny", "video", "vq", "wan",
 ]  # fmt: skip

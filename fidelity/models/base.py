@@ -126,8 +126,9 @@ class FamilyBase:
         """A submodule in the middle of the decoder, where the compute dtype is witnessed."""
         return module.decoder.mid_block
 
-    def call_shape(self, shape: tuple[int, ...], arguments: Mapping[str, Any]) -> tuple[int, ...]:
-        """The latents (B, C, [T,] h, w) in a call of the decoder, from the shape of its first tensor and its keywords."""
+    def call_shape(self, geometry: Geometry, shape: tuple[int, ...], named: Mapping[str, Any]) -> tuple[int, ...]:
+        """The latents (B, C, [T,] h, w) in a call of the decoder, from the shape of its first tensor and what it got by
+        name."""
         return shape
 
     # -------------------------------------------------------- tiles: by default a class has none

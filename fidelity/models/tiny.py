@@ -1,4 +1,4 @@
-"""AutoencoderTiny: TAESD, TAESDXL, TAESD3 and TAEF1, the preview decoders; convolutions alone, so that tiles cost little."""
+"""AutoencoderTiny: TAESD, TAESDXL, TAEF1 and their kin, preview decoders of convolutions alone: tiles cost little."""
 
 from __future__ import annotations
 
@@ -50,7 +50,12 @@ class TinyFamily(FamilyBase):
         full = {**self.defaults, **config}
         channels = whole(full, "latent_channels")
         return {
-            "encoder.layers.0.weight": (wholes(full, "encoder_block_out_channels")[0], whole(full, "in_channels"), 3, 3),
+            "encoder.layers.0.weight": (
+                wholes(full, "encoder_block_out_channels")[0],
+                whole(full, "in_channels"),
+                3,
+                3,
+            ),
             "decoder.layers.0.weight": (wholes(full, "decoder_block_out_channels")[0], channels, 3, 3),
         }
 

@@ -35,7 +35,7 @@ def observe(module: nn.Module, model: Model) -> Iterator[Observation]:
         seen.calls += 1
         inputs = tensors((args, kwargs))
         if inputs:
-            seen.shapes.append(model.family.call_shape(tuple(inputs[0].shape), kwargs))
+            seen.shapes.append(model.family.call_shape(model.geometry, tuple(inputs[0].shape), kwargs))
         seen.call_dtypes |= _dtypes(inputs)
         weights = [*called.parameters(), *called.buffers()]
         seen.weight_devices |= {str(weight.device) for weight in weights}
