@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fidelity import checks, gates, images, oracles, overflow, why
+from fidelity import checks, gates, images, oracles, overflow, snippet, why
 from fidelity import latents as latents_
 from fidelity.certificate import approved_values
 from fidelity.environment import environment_class
@@ -211,6 +211,9 @@ class Evaluator(References):
         pictures: dict[str, tuple[str, ...]] | None = None,
     ) -> CaseResult:
         result = result_of(case, verdict, reasons, self.request)
+        if verdict in ("fail", "error"):
+            shape = self.sources[case.latents].shape(self.models[case.model].geometry)
+            result = msgspec.structs.replace(result, code=snippet.of_case(case, self.models[case.model], shape))
         if decoded is None:
             return result
         return msgspec.structs.replace(

@@ -544,6 +544,9 @@ class CaseResult(Struct, frozen=True):
     """Frames of each batch item; 1 for images."""
     data_range: tuple[float, float] = (-1.0, 1.0)
     reproduce: str = ""
+    """The command that judges this case again."""
+    code: str = ""
+    """The same in plain diffusers, of a case that is not green: a short program; empty where there is none."""
     notes: tuple[str, ...] = ()
     check: str | None = None
     """The metamorphic check that judged it; None: judged against the golden."""

@@ -24,6 +24,7 @@ LAYERS = (
         "frames",
         "naming",
         "checks",
+        "snippet",
         "noise",
         "golden",
         "certificate",

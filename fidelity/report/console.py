@@ -124,8 +124,11 @@ def table(run: RunResult, *, limit: int = 20, stream: TextIO | None = None, widt
     if len(cases) > limit:
         out.print(f"… and {len(cases) - limit} more", style="dim")
     surprises = [case for case in cases if case.surprise]
-    for case in surprises[:limit]:
-        _explain(case, out)
+    told = (
+        cases if len(cases) == 1 and cases[0].verdict != "pass" else surprises
+    )  # one case was asked for: say all of it
+    for case in told[:limit]:
+        _explain(case, out, with_code=len(cases) == 1)
     if len(surprises) > limit:
         out.print(f"… and {len(surprises) - limit} more surprises", style="dim")
     if any(words.emulated(case) for case in shown):
@@ -212,7 +215,7 @@ def _verdict(case: CaseResult) -> str:
     return LABELS[words.kind(case)] + mark
 
 
-def _explain(case: CaseResult, out: Console) -> None:
+def _explain(case: CaseResult, out: Console, *, with_code: bool = False) -> None:
     blame = f" ({', '.join(case.diagnosis)})" if case.diagnosis else ""
     expected = case.expected + (f" for {', '.join(case.expected_diagnosis)}" if case.expected_diagnosis else "")
     style = STYLES[words.kind(case)]
@@ -223,6 +226,9 @@ def _explain(case: CaseResult, out: Console) -> None:
         out.print(Text(f"  {words.line(reason.message, 1000)}"), soft_wrap=True)
     if case.reproduce:
         out.print(Text(f"  {words.line(case.reproduce, 1000)}", style="dim"), soft_wrap=True)
+    if with_code and case.code:
+        out.print("\nreproduction without fidelity:\n", style="bold")
+        out.print(Text(case.code), soft_wrap=True)
 
 
 def _line(case: CaseResult, pace: Pace) -> Text:

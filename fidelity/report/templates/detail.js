@@ -81,6 +81,9 @@ function body(row, detail) {
   if (heat) parts.push(el("h3", {}, "Tone per tile"), heat);
   if (row.kind !== "not_applicable") parts.push(el("div", { class: "cols" }, memory(detail, row), receipts(detail)));
   if (detail.reproduce) parts.push(el("h3", {}, "Reproduce"), command(detail.reproduce, "copy"));
+  if (detail.code) {
+    parts.push(el("h3", {}, "Reproduction without fidelity"), command(detail.code, "copy-code"));
+  }
   if (detail.approve) {
     parts.push(el("h3", {}, "Approve what it measured"), command(detail.approve, "copy-approve"),
       el("p", { class: "note" }, "Replaces the approved values of this case, in the environment class that runs it."));

@@ -1,0 +1,225 @@
+"""enable_tiling and disable_tiling: what their arguments promise, held against any class that has them.
+
+What a check does is an act: done to the instance, and to an Echo of it for a program to paste.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fidelity import snippet
+from fidelity.checks.instance import Shape, calls, corner, corner_shape, cornered, decode, half, instance, numbers
+from fidelity.checks.subject import Subject
+from fidelity.errors import EvaluationError
+from fidelity.models.interface import interface
+from fidelity.records import DecodePlan, Model, Tiling
+from fidelity.registry import check
+from fidelity.snippet import Act
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SIDES = ("min_size", "min_height", "min_width")
+"""How the parameters end that give a tile's sides in sample pixels."""
+
+
+# ---------------------------------------------------------------- what a class has
+
+
+def _parameters(model: Model, call: str = "enable_tiling") -> tuple[str, ...] | None:
+    """The parameters of a call of the class; None where it has no such call, or one that only raises."""
+    found = interface(model.family.name)
+    return found.calls.get(call) if "use_tiling" in found.attributes or call != "enable_tiling" else None
+
+
+def _no_tiling(model: Model) -> str | None:
+    return None if _parameters(model) is not None else f"{model.family.name} cannot tile"
+
+
+def _no_arguments(model: Model) -> str | None:
+    return _no_tiling(model) or (
+        None if _parameters(model) else f"{model.family.name}.enable_tiling takes no arguments"
+    )
+
+
+def _no_sizes(model: Model) -> str | None:
+    return _no_arguments(model) or (
+        None if _sides(model) else f"{model.family.name}.enable_tiling takes no tile size in sample pixels"
+    )
+
+
+def _no_two_sides(model: Model) -> str | None:
+    two = {"tile_sample_min_height", "tile_sample_min_width"} <= interface(model.family.name).attributes
+    return _no_tiling(model) or (None if two else f"{model.family.name} has square tiles only")
+
+
+def _sides(model: Model) -> tuple[str, ...]:
+    """The parameters of enable_tiling that give a tile's height and width in sample pixels."""
+    names = _parameters(model) or ()
+    return tuple(name for name in names if name.startswith("tile_sample_min") and name.endswith(SIDES))
+
+
+# ---------------------------------------------------------------- enable_tiling and its arguments
+
+
+def _settings(module: Any) -> dict[str, Any]:
+    """The instance's own plain attributes: flags and sizes."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, (bool, int, float))}
+
+
+def _alone(model: Model, shape: Shape) -> Act:
+    """A tile of half the picture, and nothing about stride or overlap."""
+    given = dict.fromkeys(_sides(model), half(model, shape))
+    return lambda vae: vae.enable_tiling(**given)
+
+
+def _alone_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
+    return [*snippet.recorded(_alone(model, shape)), f"sample = {snippet.decoding(model)}"]
+
+
+@check(
+    "tile_alone", diagnosis=("geometry",), unit="pixels", sets="tiling", lacks=_no_sizes, code=cornered(_alone_lines)
+)
+def tile_alone(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """enable_tiling with a tile and no stride cuts the picture into tiles, and leaves it its size."""
+    item = corner(latents)
+    with instance(runner) as vae:
+        full = decode(runner, item)
+        _alone(runner.model, tuple(latents.shape))(vae)
+        sample = decode(runner, item)
+        tiled = calls(runner, item) > 1
+    return numbers(*sample.shape, tiled), numbers(*full.shape, True)
+
+
+def _arguments(model: Model, tiling: Tiling) -> dict[str, Any]:
+    """What enable_tiling takes, of the values that the family sets for this tiling."""
+    values = snippet.assigned(lambda vae: model.family.set_tiling(vae, model.geometry, tiling))
+    return {name: values[name] for name in _parameters(model) or () if name in values}
+
+
+def _arguments_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
+    assert plan.tiling is not None
+    given = _arguments(model, plan.tiling)
+    return [*snippet.recorded(lambda vae: vae.enable_tiling(**given)), f"sample = {snippet.decoding(model)}"]
+
+
+@check(
+    "tiling_arguments",
+    diagnosis=("not_as_specified",),
+    needs="tiling",
+    lacks=_no_arguments,
+    code=cornered(_arguments_lines),
+)
+def tiling_arguments(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """enable_tiling with arguments decodes as the same values set as attributes do."""
+    assert plan.tiling is not None
+    item = corner(latents)
+    by_attributes = runner.decode(item, plan, prove=False)
+    with instance(runner) as vae:
+        vae.enable_tiling(**_arguments(runner.model, plan.tiling))
+        return decode(runner, item), by_attributes
+
+
+def _zero_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
+    names = _parameters(model) or ()
+    name = next((name for name in names if "overlap" in name), names[0])
+    return [*snippet.recorded(lambda vae: vae.enable_tiling(**{name: 0})), f'print("{name}", vae.{name})']
+
+
+@check("zero_argument", diagnosis=("not_engaged",), unit="arguments", lacks=_no_arguments, code=cornered(_zero_lines))
+def zero_argument(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """enable_tiling(x=0) sets x to 0 or refuses it."""
+    ignored = 0
+    for name in _parameters(runner.model) or ():
+        with instance(runner) as vae:
+            try:
+                vae.enable_tiling(**{name: 0})
+            except (ValueError, TypeError, NotImplementedError):  # refused: just as good
+                continue
+            ignored += getattr(vae, name) != 0
+    return numbers(ignored), numbers(0)
+
+
+def _own_tile(model: Model, shape: Shape) -> Act:
+    """A tile of half the picture by whatever the call takes, if it takes anything."""
+    return _alone(model, shape) if _sides(model) else lambda vae: vae.enable_tiling()
+
+
+def _forgets_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
+    acts = (_own_tile(model, shape), lambda vae: vae.disable_tiling(), lambda vae: vae.enable_tiling())
+    shown = [f'print("{name}", vae.{name})' for name in _sides(model)[:1]]
+    return [*shown, *(line for act in acts for line in snippet.recorded(act)), *shown]
+
+
+@check(
+    "disable_forgets", diagnosis=("state_leak",), unit="settings", lacks=_no_arguments, code=cornered(_forgets_lines)
+)
+def disable_forgets(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """enable_tiling with sizes of one's own, then disable_tiling, leaves every setting as it was."""
+    with instance(runner) as vae:
+        before = _settings(vae)
+        _own_tile(runner.model, tuple(latents.shape))(vae)
+        vae.disable_tiling()
+        after = _settings(vae)
+    changed = [name for name in after if after[name] != before.get(name)]
+    return numbers(len(changed)), numbers(0)
+
+
+@check("disable_restores", diagnosis=("state_leak",), sets="tiling", lacks=_no_tiling)
+def disable_restores(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """A decode after a tiled one and disable_tiling gives the bits of the one before."""
+    item = corner(latents)
+    with instance(runner) as vae:
+        first = decode(runner, item)
+        _own_tile(runner.model, tuple(latents.shape))(vae)
+        decode(runner, item)
+        vae.disable_tiling()
+        return decode(runner, item), first
+
+
+# ---------------------------------------------------------------- each side by its own tile
+
+
+def _one_way(model: Model, shape: Shape, *, across: bool) -> Act:
+    """Tiles that hold the picture's height and half its width; not `across`: the other way round."""
+    geometry, (height, width) = model.geometry, corner_shape(shape)[-2:]
+    height, width = (min(height, width), max(height, width)) if across else (max(height, width), min(height, width))
+    square = max(1, (width if across else height) // 2)
+    tall, wide = (height, square) if across else (square, width)
+    names = interface(model.family.name).attributes
+
+    def act(vae: Any) -> None:
+        model.family.set_tiling(vae, geometry, Tiling(square, 0.0))
+        for side, tile in (("height", tall), ("width", wide)):
+            for name, unit in ((f"tile_sample_min_{side}", geometry.spatial), (f"tile_latent_min_{side}", 1),
+                               (f"tile_sample_stride_{side}", geometry.spatial)):  # fmt: skip
+                if name in names:
+                    setattr(vae, name, tile * unit)
+
+    return act
+
+
+def _one_way_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
+    count = "vae.decoder.register_forward_hook(lambda *_: print('a tile'))"
+    return [*snippet.recorded(_one_way(model, shape, across=True)), count, f"sample = {snippet.decoding(model)}"]
+
+
+@check(
+    "one_way", diagnosis=("geometry",), unit="cuts", sets="tiling", lacks=_no_two_sides, code=cornered(_one_way_lines)
+)
+def one_way(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """Tiles as high as the picture cut a wide one into columns, tiles as wide as a tall one cut it into rows."""
+    item = corner(latents)
+    if item.shape[-2] == item.shape[-1]:
+        raise EvaluationError("one_way: the latents are square, so height and width cannot be told apart: name others")
+    wide = item if item.shape[-1] > item.shape[-2] else item.transpose(-1, -2).contiguous()
+    seen: list[float] = []
+    wanted: list[float] = []
+    for across, picture in ((True, wide), (False, wide.transpose(-1, -2).contiguous())):
+        with instance(runner) as vae:
+            full, whole = decode(runner, picture), calls(runner, picture)
+            _one_way(runner.model, tuple(latents.shape), across=across)(vae)
+            sample, cut = decode(runner, picture), calls(runner, picture)
+        seen += [*sample.shape, cut / whole]
+        wanted += [*full.shape, 2]
+    return numbers(*seen), numbers(*wanted)

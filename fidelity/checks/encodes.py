@@ -1,0 +1,119 @@
+"""Encoding under the same options: what image-to-image and first-frame conditioning go through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fidelity import snippet
+from fidelity.checks.instance import Shape, corner, cornered, decode, encode, instance, numbers
+from fidelity.checks.outputs import lacking
+from fidelity.checks.subject import Subject
+from fidelity.errors import EvaluationError
+from fidelity.lazy import torch
+from fidelity.models.interface import interface
+from fidelity.records import DecodePlan, Model
+from fidelity.registry import check
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CLEARLY = 0.8
+"""A shift in space is one where its error is at most this share of the error without it."""
+MOST = 1
+"""Latent pixels that a tile is looked for about its place."""
+
+
+def _encoded(model: Model, sample: str = "full.clamp(-1, 1)") -> str:
+    """How the family encodes: the expression of the latents."""
+    lines: list[list[str]] = []
+    return snippet.said(model.family.encode(snippet.Echo("vae", lines), snippet.Echo(sample, lines)))  # type: ignore[arg-type]
+
+
+def _picture(runner: Subject, latents: Tensor) -> Tensor:
+    low, high = runner.model.data_range
+    return decode(runner, latents).clamp(low, high)
+
+
+def _no_slicing(model: Model) -> str | None:
+    found = interface(model.family.name)
+    return None if "use_slicing" in found.attributes else f"{model.family.name} cannot slice"
+
+
+def _one_item(shape: Shape) -> str | None:
+    return None if shape[0] > 1 else "a batch of one has nothing to slice"
+
+
+@check("encode_sliced", diagnosis=("not_as_specified",), unit="latent values", inapplicable=_one_item, sets="slicing",
+       lacks=_no_slicing)  # fmt: skip
+def encode_sliced(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """A sliced batch of pictures gives the latents that each gives when it is encoded alone."""
+    with instance(runner) as vae:
+        pictures = torch.cat([_picture(runner, item) for item in corner(latents, items=2).split(1)])
+        alone = torch.cat([encode(runner, picture) for picture in pictures.split(1)])
+        vae.enable_slicing()
+        return encode(runner, pictures), alone
+
+
+def _size_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
+    return [f"encoded = {_encoded(model)}", 'print("latents", *latents.shape, "encoded again", *encoded.shape)']
+
+
+@check("encode_size", diagnosis=("geometry",), unit="latent pixels and frames", code=cornered(_size_lines),
+       lacks=lacking("encode"))  # fmt: skip
+def encode_size(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """A decoded picture or video is encoded to latents of the shape that it was decoded from."""
+    item = corner(latents)
+    with instance(runner):
+        encoded = encode(runner, _picture(runner, item))
+    return numbers(*encoded.shape), numbers(*item.shape)
+
+
+@check("decode_after_encode", diagnosis=("state_leak",), lacks=lacking("encode"))
+def decode_after_encode(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """A decode after an encode gives the bits of the one before."""
+    item = corner(latents)
+    with instance(runner):
+        first = decode(runner, item)
+        encode(runner, _picture(runner, item))
+        return decode(runner, item), first
+
+
+def _tiled_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
+    return [
+        f"plain = {_encoded(model)}",
+        *snippet.settings(model, plan).splitlines(),
+        f"tiled = {_encoded(model)}",
+        'print("plain", *plain.shape, "tiled", *tiled.shape)',
+        'print("relative RMSE", ((tiled - plain).square().mean().sqrt() / plain.std()).item())',
+    ]
+
+
+@check("encode_tiled", diagnosis=("geometry",), unit="latent pixels", needs="tiling", code=cornered(_tiled_lines),
+       lacks=lacking("tiled_encode"))  # fmt: skip
+def encode_tiled(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """A picture that is encoded in tiles keeps its size, and each part of it its place."""
+    item = corner(latents)
+    with instance(runner):
+        picture = _picture(runner, item)
+        plain = encode(runner, picture)
+    with runner.runner.applied(plan):
+        tiled = encode(runner, picture)
+    if tiled.shape != plain.shape:
+        return numbers(*tiled.shape), numbers(*plain.shape)
+    if torch.equal(tiled, plain):
+        raise EvaluationError("encode_tiled: the latents are those of a plain encode: it was not cut into tiles")
+    return numbers(*_shift(tiled, plain)), numbers(0, 0)
+
+
+def _shift(tiled: Tensor, plain: Tensor) -> tuple[int, int]:
+    """By how much the lower right quarter lies beside its place: rows and columns, 0 unless clearly better there."""
+    top, left = (size // 2 for size in plain.shape[-2:])
+    inner = tiled[..., top:-MOST, left:-MOST]
+    errors = {}
+    for down in range(-MOST, MOST + 1):
+        for right in range(-MOST, MOST + 1):
+            high, wide = inner.shape[-2:]
+            there = plain[..., top + down : top + down + high, left + right : left + right + wide]
+            errors[down, right] = float((inner - there).square().mean())
+    best = min(errors, key=lambda place: errors[place])
+    return best if errors[best] < CLEARLY**2 * errors[0, 0] else (0, 0)

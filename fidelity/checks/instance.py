@@ -1,0 +1,87 @@
+"""The instance under a check, to be set and called at will, as a user would: what those checks share.
+
+Such a check makes diffusers' own calls, and the instance gets every attribute back afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fidelity import snippet
+from fidelity.checks.subject import Subject
+from fidelity.errors import EvaluationError
+from fidelity.lazy import torch
+from fidelity.records import DecodePlan, Model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shape = tuple[int, ...]
+CORNER, FRAMES = (8, 10), 4
+"""Latent pixels and frames of what these checks decode, where the latents have as many: sizes are at stake."""
+
+
+def corner(latents: Tensor, items: int = 1) -> Tensor:
+    """The corner of the first items, of videos in the first frames."""
+    first = latents[:items, :, :FRAMES] if latents.ndim == 5 else latents[:items]
+    return first[..., : CORNER[0], : CORNER[1]].contiguous()
+
+
+def corner_shape(shape: Shape, items: int = 1) -> Shape:
+    """The shape of that corner."""
+    frames = tuple(min(frames, FRAMES) for frames in shape[2:-2])
+    return (min(items, shape[0]), shape[1], *frames, min(shape[-2], CORNER[0]), min(shape[-1], CORNER[1]))
+
+
+def cornered(lines: Callable[[Model, DecodePlan, Shape], list[str]]) -> Callable[[Model, DecodePlan, Shape], str]:
+    """What `code` of a check may be: the program of these lines, on a corner of two items."""
+    return lambda model, plan, shape: snippet.program(model, corner_shape(shape, 2), lines(model, plan, shape))
+
+
+def half(model: Model, shape: Shape) -> int:
+    """Half the corner's shorter side, in sample pixels: a tile that cuts it both ways."""
+    return max(1, min(corner_shape(shape)[-2:]) // 2) * model.geometry.spatial
+
+
+@contextmanager
+def instance(runner: Subject) -> Iterator[Any]:
+    """The instance, to be set at will: it gets all its own attributes back."""
+    before = dict(vars(runner.module))
+    try:
+        with torch.no_grad():
+            yield runner.module
+    finally:
+        vars(runner.module).clear()
+        vars(runner.module).update(before)
+
+
+def decode(runner: Subject, latents: Tensor) -> Tensor:
+    """The sample of the instance as it is set now, fp32 on the CPU."""
+    fed = latents.to(runner.runner.device)
+    return runner.model.family.decode(runner.module, fed).detach().to("cpu", torch.float32).clone()
+
+
+def encode(runner: Subject, sample: Tensor) -> Tensor:
+    """The latents of a sample by the instance as it is set now, fp32 on the CPU."""
+    fed = sample.to(runner.runner.device)
+    return runner.model.family.encode(runner.module, fed).detach().to("cpu", torch.float32).clone()
+
+
+def calls(runner: Subject, latents: Tensor) -> int:
+    """How often the decoder is called for these latents. Raises EvaluationError if it never is."""
+    seen: list[None] = []
+    handle = runner.model.family.decoder(runner.module).register_forward_hook(lambda *_: seen.append(None))
+    try:
+        decode(runner, latents)
+    finally:
+        handle.remove()
+    if not seen:
+        raise EvaluationError("the decoder submodule was never called: how it is cut cannot be told")
+    return len(seen)
+
+
+def numbers(*values: float) -> Tensor:
+    """(n,) counts, to be compared one by one."""
+    return torch.tensor([float(value) for value in values])
