@@ -1,4 +1,4 @@
-"""The module around a decoder of somebody's own: the switches, calls and places for hooks that diffusers' classes have."""
+"""The module around a decoder of somebody's own: the switches, calls and places for hooks of diffusers' classes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _as_module(thing: Any) -> nn.Module:
 def _called_class() -> type[Any]:
     # made at first use: a class that inherits from torch's cannot stand at module level without importing torch
     class Called(torch.nn.Module):
-        """A callable as a module, so that hooks see its calls; of a bound method, with the module that it belongs to."""
+        """A callable as a module, so that hooks see its calls; of a bound method, with the module that it is of."""
 
         def __init__(self, function: Callable[..., Any]):
             super().__init__()

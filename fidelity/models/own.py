@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,7 +61,9 @@ def decoder(
     method (`vae.decode`), or any callable: latents (B, C, [T,] H, W) as the decoder takes them → sample in
     `data_range`. `encoder` loads in the same way what gives such latents of an image in `data_range`; without it there
     are no photographs. Tiles are cut and blended linearly as diffusers' video classes do, unless `tile` does it; `grid`
-    says where that one's tiles lie, else they are looked for blind. Raises PluginError for a declaration that cannot be.
+    says where that one's tiles lie, else they are looked for blind.
+
+    Raises PluginError for a declaration that cannot be.
     """
     _check(name, geometry, data_range, scaling, tile, grid)
 
@@ -179,8 +181,8 @@ class OwnFamily(StridedFamily):
             raise
         wanted = self._sample_shape(tuple(latents.shape))
         if tuple(sample.shape) != wanted:
-            raise ModelError(f"model {self.name!r}: latents {list(latents.shape)} gave {list(sample.shape)}, its declared "
-                             f"geometry {list(wanted)}: correct Geometry(spatial=…, …)")  # fmt: skip
+            raise ModelError(f"model {self.name!r}: latents {list(latents.shape)} gave {list(sample.shape)}, its "
+                             f"declared geometry {list(wanted)}: correct Geometry(spatial=…, …)")  # fmt: skip
         return sample
 
     def _sample_shape(self, latents: tuple[int, ...]) -> tuple[int, ...]:
@@ -209,8 +211,10 @@ class OwnFamily(StridedFamily):
         axis = TileAxis(starts=tuple(int(start) * spatial for start in starts), band=int(band) * spatial,
                         tile=tiling.tile * spatial, size=size * spatial)  # fmt: skip
         if not axis.is_ordered or axis.band < 0:
-            raise IllegalTiling(f"{self.name}: grid({size}, {tiling.tile}, {tiling.overlap:g}) gave starts {list(starts)} "
-                                f"and band {band}: expected 0, ascending, below {size}, and a band of 0 or more")  # fmt: skip
+            raise IllegalTiling(
+                f"{self.name}: grid({size}, {tiling.tile}, {tiling.overlap:g}) gave starts {list(starts)} and band "
+                f"{band}: expected 0, ascending, below {size}, and a band of 0 or more"
+            )
         return axis
 
     def set_tiling(self, module: Any, geometry: Geometry, tiling: Tiling) -> None:

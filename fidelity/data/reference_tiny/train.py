@@ -46,17 +46,13 @@ def arguments():
 def preview_loss(error):
     """Absolute and squared error, the error of colour, and that of 8 × 8 means: tone matters more than detail."""
     chroma = error - (error * LUMA).sum(1, keepdim=True)
-    return (
-        error.abs().mean()
-        + 0.5 * (error**2).mean()
-        + 0.5 * chroma.abs().mean()
-        + 0.5 * F.avg_pool2d(error, 8).abs().mean()
-    )
+    tone = F.avg_pool2d(error, 8)
+    return error.abs().mean() + 0.5 * ((error**2).mean() + chroma.abs().mean() + tone.abs().mean())
 
 
 @torch.no_grad()
 def figures(student, teacher, factor, held):
-    """Per picture: RMSE (grey levels) of preview against full decode, of latents (their spread is 1), round trip in dB."""
+    """Per picture: RMSE of preview against full decode (grey levels), of latents (spread 1); round trip in dB."""
     rows = []
     for x in held:
         z = teacher.encode(x).latent_dist.mode()
@@ -96,9 +92,7 @@ def main():
     average = AutoencoderTiny(**shape).eval()
     average.load_state_dict(student.state_dict())
     sides = (student.encoder, average.encoder), (student.decoder, average.decoder)
-    optimizers = [
-        torch.optim.AdamW(side.parameters(), args.lr, betas=(0.9, 0.99), weight_decay=1e-5) for side, _ in sides
-    ]
+    optimizers = [torch.optim.AdamW(side.parameters(), betas=(0.9, 0.99), weight_decay=1e-5) for side, _ in sides]
     generator = torch.Generator().manual_seed(args.seed)
     sizes = [sum(p.numel() for p in side.parameters()) for side, _ in sides]
     print(f"{len(entries)} pictures, encoder {sizes[0]}, decoder {sizes[1]} weights", flush=True)
