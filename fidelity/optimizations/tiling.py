@@ -73,7 +73,8 @@ def _own_receipt(seen: Observation, *, prove: Proof, tile: int) -> dict[str, Any
     if seen.grid is not None:
         return found
     side = max(max(shape[-2:]) for shape in seen.shapes)
-    tiled = seen.calls > seen.batch * len(seen.call_frames) and side <= tile
+    times = sum(shape[0] for shape in seen.shapes) / seen.batch  # that each item passed through the decoder
+    tiled = times > len(seen.call_frames) and side <= tile
     reason = f"tiles of {tile} latent pixels asked, the decoder saw {seen.calls} calls of up to {side}"
     return {**found, "engaged": tiled, "reason": None if tiled else reason, "diagnosis": None}
 
