@@ -211,9 +211,10 @@ class Evaluator(References):
         pictures: dict[str, tuple[str, ...]] | None = None,
     ) -> CaseResult:
         result = result_of(case, verdict, reasons, self.request)
-        if verdict in ("fail", "error"):
-            shape = self.sources[case.latents].shape(self.models[case.model].geometry)
-            result = msgspec.structs.replace(result, code=snippet.of_case(case, self.models[case.model], shape))
+        source, model = self.sources.get(case.latents), self.models[case.model]
+        if verdict in ("fail", "error") and source is not None:
+            code = snippet.of_case(case, model, source.shape(model.geometry))
+            result = msgspec.structs.replace(result, code=code)
         if decoded is None:
             return result
         return msgspec.structs.replace(
