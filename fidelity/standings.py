@@ -1,4 +1,4 @@
-"""Which plans pass, what they save, and which to take: read from the cases of a run, nothing measured.
+"""How each plan of a run stands: what it passed, what it saves, and which to take. Read from cases, nothing measured.
 
 Peaks of different latents cannot be compared (another size needs other memory), so each model has one *yardstick*: the
 latents with the most measured peaks. Savings are against the plain fp32 decode of the same latents.
@@ -7,12 +7,12 @@ latents with the most measured peaks. Savings are against the plain fp32 decode 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from msgspec import Struct, structs
 
 from fidelity.records import CaseResult, DecodePlan, RunResult
-from fidelity.report import words
 
 ALIKE = 1.5
 """Decodes timed once differ by as much on a shared machine, doing the same work: no reason to prefer one."""
@@ -38,6 +38,12 @@ class PlanSummary(Struct, frozen=True):
     rmse: float | None
     """The worst RMSE over all latents, grey levels; None if one was not measured."""
     emulated: bool
+    lpips: float | None = None
+    """The worst LPIPS over all latents; None if one was not measured."""
+    seam: float | None = None
+    """The worst `tile_seam` over all latents, grey levels; None if one was not measured, as where nothing is tiled."""
+    need_bytes: int | None = None
+    """The largest peak over all latents, reserved where the device reserves; None if one was not measured."""
 
     @property
     def passes(self) -> bool:
@@ -48,15 +54,6 @@ class PlanSummary(Struct, frozen=True):
     def everywhere(self) -> bool:
         """Passed with all latents of the model to which it can apply."""
         return self.passes and not self.missing
-
-    @property
-    def figures(self) -> str:
-        """`14.5 MiB peak, 79 % less than plain fp32; 0.19 s; RMSE 0.523`."""
-        percent = 0 if self.saved is None else round(self.saved * 100)
-        saved = f", {abs(percent)} % {'less' if percent > 0 else 'more'} than plain fp32" if percent else ""
-        return (
-            f"{words.size(self.peak_bytes)} peak{saved}; {words.duration(self.seconds)}; RMSE {words.number(self.rmse)}"
-        )
 
 
 class Choice(Struct, frozen=True):
@@ -78,7 +75,8 @@ def summarize(run: RunResult) -> dict[str, list[PlanSummary]]:
     A plan of which a metamorphic check failed has failed, whatever it costs: the check's name stands beside the
     latents' among the failed.
     """
-    return {model: _of_model([case for case in run.cases if case.model == model]) for model in _names(run)}
+    drifted = {(each.model, each.latents) for each in run.reference if not each.ok}
+    return {model: _of_model([case for case in run.cases if case.model == model], drifted) for model in _names(run)}
 
 
 def recommend(plans: Sequence[PlanSummary], budget: int | None = None) -> list[PlanSummary]:
@@ -111,16 +109,53 @@ def choices(plans: Sequence[PlanSummary]) -> list[Choice]:
     return found
 
 
+# ---------------------------------------------------------------- figures of one case
+
+
+def against_golden(cases: Iterable[CaseResult]) -> list[CaseResult]:
+    """Those that a golden judges: checks tell nothing of what a plan costs."""
+    return [each for each in cases if each.check is None]
+
+
+def value(case: CaseResult, name: str) -> float | None:
+    """A measurement's figure, None where it was not measured."""
+    measurement = case.measurements.get(name)
+    return None if measurement is None else measurement.value
+
+
+def emulated(case: CaseResult) -> bool:
+    """Whether half precision was emulated: such a decode has no memory or time of its own."""
+    return any(case.receipts.get(name, {}).get("emulated") is True for name in ("dtype", "precision"))
+
+
+def peak(case: CaseResult) -> int | None:
+    return None if case.memory is None else case.memory.allocated_peak_bytes
+
+
+def needed(case: CaseResult) -> int | None:
+    """What a device must have: the reserved peak, which runs out first, where one was measured, else the allocated."""
+    if case.memory is None or case.memory.reserved_peak_bytes is None:
+        return peak(case)
+    return case.memory.reserved_peak_bytes
+
+
+def seconds(case: CaseResult) -> float | None:
+    return case.seconds.get("decode")
+
+
+# ---------------------------------------------------------------- summing up
+
+
 def yardstick(cases: Sequence[CaseResult]) -> str | None:
     """The latents with the most measured peaks, then the most judged cases; None where nothing was judged."""
-    judged = [case for case in words.against_golden(cases) if case.verdict != "not_applicable"]
-    peaks = Counter(case.latents for case in judged if words.peak(case) is not None)
+    judged = [case for case in against_golden(cases) if case.verdict != "not_applicable"]
+    peaks = Counter(case.latents for case in judged if peak(case) is not None)
     numbers = Counter(case.latents for case in judged)
     return max(numbers, key=lambda name: (peaks[name], numbers[name]), default=None)
 
 
 def _names(run: RunResult) -> list[str]:
-    return list(dict.fromkeys(case.model for case in words.against_golden(run.cases)))
+    return list(dict.fromkeys(case.model for case in against_golden(run.cases)))
 
 
 def _cheapest(plan: PlanSummary) -> tuple[float, float, int, str]:
@@ -140,16 +175,16 @@ def _or_inf(figure: float | None) -> float:
     return float("inf") if figure is None else figure
 
 
-def _of_model(cases: list[CaseResult]) -> list[PlanSummary]:
+def _of_model(cases: list[CaseResult], drifted: set[tuple[str, str]]) -> list[PlanSummary]:
     broken: dict[str, list[str]] = {}
     for case in cases:
         if case.check is not None and case.verdict in ("fail", "error"):
             broken.setdefault(case.plan.id, []).append(f"{case.latents}~{case.check}")
-    found = _held(words.against_golden(cases))
+    found = _held(against_golden(cases), drifted)
     return [structs.replace(each, failed=(*each.failed, *broken.get(each.plan.id, ()))) for each in found]
 
 
-def _held(cases: list[CaseResult]) -> list[PlanSummary]:
+def _held(cases: list[CaseResult], drifted: set[tuple[str, str]]) -> list[PlanSummary]:
     measure = yardstick(cases)
     if measure is None:
         return []
@@ -159,29 +194,48 @@ def _held(cases: list[CaseResult]) -> list[PlanSummary]:
     for case in cases:
         by_plan.setdefault(case.plan.id, []).append(case)
     plain = next((case for case in by_plan.get(DecodePlan().id, []) if case.latents == measure), None)
-    base = None if plain is None else words.peak(plain)
-    found = (_summary(group, latents, measure, base) for group in by_plan.values())
+    base = None if plain is None else peak(plain)
+    found = (_summary(group, latents, measure, base, drifted) for group in by_plan.values())
     return [summary for summary in found if summary is not None]
 
 
-def _summary(cases: list[CaseResult], latents: list[str], measure: str, base: int | None) -> PlanSummary | None:
+def _summary(
+    cases: list[CaseResult], latents: list[str], measure: str, base: int | None, drifted: set[tuple[str, str]]
+) -> PlanSummary | None:
     judged = [case for case in cases if case.verdict != "not_applicable"]
     if not judged:
         return None
     met = {case.latents for case in cases}
     place = next((case for case in judged if case.latents == measure), None)
-    errors = [words.value(case, "rmse") for case in judged]
-    peak = None if place is None else words.peak(place)
+    held = None if place is None else peak(place)
+    sound = {case.latents for case in judged if _is_sound(case, drifted)}
     return PlanSummary(
         model=judged[0].model,
         plan=judged[0].plan,
-        passed=tuple(case.latents for case in judged if case.verdict == "pass"),
-        failed=tuple(case.latents for case in judged if case.verdict != "pass"),
+        passed=tuple(case.latents for case in judged if case.latents in sound),
+        failed=tuple(case.latents for case in judged if case.latents not in sound),
         missing=tuple(name for name in latents if name not in met),
         case=(place or judged[0]).id,
-        peak_bytes=peak,
-        seconds=None if place is None else words.seconds(place),
-        saved=None if not base or peak is None else 1 - peak / base,
-        rmse=None if any(error is None for error in errors) else max(error for error in errors if error is not None),
-        emulated=any(words.emulated(case) for case in judged),
+        peak_bytes=held,
+        seconds=None if place is None else seconds(place),
+        saved=None if not base or held is None else 1 - held / base,
+        rmse=_worst([value(case, "rmse") for case in judged]),
+        emulated=any(emulated(case) for case in judged),
+        lpips=_worst([value(case, "lpips_alex") for case in judged]),
+        seam=_worst([value(case, "tile_seam") for case in judged]),
+        need_bytes=_worst([needed(case) for case in judged]),
     )
+
+
+def _is_sound(case: CaseResult, drifted: set[tuple[str, str]]) -> bool:
+    """Passed as its suite expects: one that passes though it should fail is a surprise, and tells of nothing."""
+    return case.verdict == "pass" and not case.surprise and (case.model, case.latents) not in drifted
+
+
+Figure = TypeVar("Figure", int, float)
+
+
+def _worst(figures: Sequence[Figure | None]) -> Figure | None:
+    """The largest; None if one was not measured."""
+    known = [figure for figure in figures if figure is not None]
+    return max(known) if len(known) == len(figures) else None

@@ -30,6 +30,7 @@ LAYERS = (
         "certificate",
         "images",
         "plans",
+        "standings",
         "rules",
         "estimate",
         "grammar",
@@ -46,7 +47,7 @@ LAYERS = (
     {"evaluator", "worker", "inspection", "predict"},
     {"pool"},
     {"runs"},
-    {"goldens", "calibrate", "folders", "report"},
+    {"goldens", "calibrate", "folders", "report", "upstream", "recommend", "explain"},
     {"api"},
     {"cli", "pytest_plugin"},
 )
@@ -58,7 +59,7 @@ ONLY = {
     "pytest": {"pytest_plugin"},
 }
 NO_TORCH = ("gates", "report", "suite", "plans", "rules", "grammar", "records", "registry", "cli", "compare",
-            "comparison", "differences", "history", "trend")  # fmt: skip
+            "comparison", "differences", "history", "trend", "snippet", "upstream", "standings", "explain")  # fmt: skip
 
 
 def modules() -> dict[str, Path]:

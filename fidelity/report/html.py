@@ -18,8 +18,9 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
+from fidelity import standings
 from fidelity.records import CaseResult, RunResult
-from fidelity.report import evidence, files, glossary, plans, trend, words
+from fidelity.report import evidence, files, glossary, trend, words
 from fidelity.report.album import Album
 
 NAME = "report.html"
@@ -36,9 +37,9 @@ SCRIPTS = ("words.js", "chart.js", "table.js", "decision.js", "effects.js", "evi
 def render(run: RunResult, folder: Path) -> str:
     """The page for `run`, with the pictures found in `folder`. A picture that is not there is named in its place."""
     ordered = words.worst_first(run.cases)
-    summaries = plans.summarize(run)
+    summaries = standings.summarize(run)
     outlooks = evidence.outlooks(run)
-    choices = {model: plans.choices(found) for model, found in summaries.items()}
+    choices = {model: standings.choices(found) for model, found in summaries.items()}
     style = "\n".join(map(_asset, STYLES))
     vendor = _vendor("chart.umd.min.js")
     app = "\n".join(['"use strict";', "(() => {", *(_asset(name) for name in SCRIPTS), "})();"])
@@ -68,7 +69,7 @@ def render(run: RunResult, folder: Path) -> str:
             pictures=album.embedded,
             summaries=summaries,
             choices=choices,
-            alike=plans.ALIKE,
+            alike=standings.ALIKE,
             outlooks=outlooks,
             rooms=evidence.rooms(run),
         )
@@ -165,7 +166,7 @@ def _row(case: CaseResult) -> dict[str, Any]:
 
 
 def _models(
-    summaries: dict[str, list[plans.PlanSummary]], choices: dict[str, list[plans.Choice]]
+    summaries: dict[str, list[standings.PlanSummary]], choices: dict[str, list[standings.Choice]]
 ) -> list[dict[str, Any]]:
     """Of each model, as they stand in the page, its plans, and which of them (by place) to take under each budget."""
     return [
@@ -181,10 +182,10 @@ def _models(
     ]  # fmt: skip
 
 
-def _plan(plan: plans.PlanSummary) -> dict[str, Any]:
+def _plan(plan: standings.PlanSummary) -> dict[str, Any]:
     return {
         "words": words.plan(plan.plan),
-        "figures": plan.figures,
+        "figures": words.figures(plan),
         "case": plan.case,
         "passes": plan.passes,
         "everywhere": plan.everywhere,
@@ -200,7 +201,7 @@ def _plan(plan: plans.PlanSummary) -> dict[str, Any]:
 
 def _yardsticks(run: RunResult) -> dict[str, str | None]:
     models = dict.fromkeys(case.model for case in run.cases)
-    return {model: plans.yardstick([case for case in run.cases if case.model == model]) for model in models}
+    return {model: standings.yardstick([case for case in run.cases if case.model == model]) for model in models}
 
 
 def _kinds() -> dict[str, dict[str, str]]:

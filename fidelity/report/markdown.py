@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fidelity import standings
 from fidelity.records import CaseResult, Effect, RunResult
-from fidelity.report import evidence_markdown, files, plans, words
+from fidelity.report import evidence_markdown, files, words
 from fidelity.report.comment import COMMENT, bounded, code, table, text
 
 NAME = "summary.md"
@@ -101,8 +102,8 @@ def _surprise(cases: Sequence[CaseResult]) -> list[str]:
 
 def _recommended(run: RunResult) -> list[str]:
     rows = []
-    for model, found in plans.summarize(run).items():
-        best = next(iter(plans.recommend(found)), None)
+    for model, found in standings.summarize(run).items():
+        best = next(iter(standings.recommend(found)), None)
         passing = sum(plan.passes for plan in found)
         said = "none passes everywhere with a measured peak" if best is None else text(words.plan(best.plan))
         saved = "–" if best is None or best.saved is None else f"{best.saved:.0%}"

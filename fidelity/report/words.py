@@ -8,6 +8,12 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from fidelity.records import CaseResult, DecodePlan, Limit, Measurement, RunResult
+from fidelity.standings import PlanSummary
+from fidelity.standings import against_golden as against_golden
+from fidelity.standings import emulated as emulated
+from fidelity.standings import peak as peak
+from fidelity.standings import seconds as seconds
+from fidelity.standings import value as value
 
 Kind = Literal["error", "surprise", "expected", "pass", "not_applicable"]
 
@@ -47,11 +53,6 @@ def judged(run: RunResult) -> list[CaseResult]:
     return [case for case in run.cases if case.verdict != "not_applicable"]
 
 
-def against_golden(cases: Iterable[CaseResult]) -> list[CaseResult]:
-    """Those that a golden judges: checks tell nothing of what a plan costs."""
-    return [each for each in cases if each.check is None]
-
-
 def worst_first(cases: Iterable[CaseResult]) -> list[CaseResult]:
     """Errors, surprises and expected failures by how far they are over their limits, then passes by RMSE downwards."""
     return sorted(
@@ -74,25 +75,6 @@ def _times(case: CaseResult, reason: Any) -> float:
     if measurement is not None and measurement.better == "higher":
         over, under = under, over
     return over / under if under > 0 else math.inf
-
-
-def value(case: CaseResult, name: str) -> float | None:
-    """A measurement's figure, None where it was not measured."""
-    measurement = case.measurements.get(name)
-    return None if measurement is None else measurement.value
-
-
-def emulated(case: CaseResult) -> bool:
-    """Whether half precision was emulated: such a decode has no memory or time of its own."""
-    return any(case.receipts.get(name, {}).get("emulated") is True for name in ("dtype", "precision"))
-
-
-def peak(case: CaseResult) -> int | None:
-    return None if case.memory is None else case.memory.allocated_peak_bytes
-
-
-def seconds(case: CaseResult) -> float | None:
-    return case.seconds.get("decode")
 
 
 def took(run: RunResult) -> str:
@@ -172,6 +154,13 @@ def plan(settings: DecodePlan) -> str:
         if setting:
             parts.append(name if setting is True else f"{name} {setting}")
     return ", ".join(parts)
+
+
+def figures(held: PlanSummary) -> str:
+    """`14.5 MiB peak, 79 % less than plain fp32; 0.19 s; RMSE 0.523`."""
+    percent = 0 if held.saved is None else round(held.saved * 100)
+    saved = f", {abs(percent)} % {'less' if percent > 0 else 'more'} than plain fp32" if percent else ""
+    return f"{size(held.peak_bytes)} peak{saved}; {duration(held.seconds)}; RMSE {number(held.rmse)}"
 
 
 def case(result: CaseResult) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from fidelity import standings
 from fidelity.attribution import attribute
 from fidelity.records import DecodePlan, Measurement, Reason, RunResult
-from fidelity.report import html, markdown, plans
+from fidelity.report import html, markdown
 from tests.report.sample import build, judged
 
 BF16 = DecodePlan(dtype="bf16")
@@ -53,18 +54,18 @@ def test_a_run_of_before_has_no_effects_and_still_renders(tmp_path):
 def test_checks_are_no_plans_but_one_that_fails_disqualifies_its_plan():
     plain, half = judged(), judged(plan=BF16, measurements=measured(0.1))
     sound = run(plain, half, check("second_decode"))
-    summaries = plans.summarize(sound)["m"]
+    summaries = standings.summarize(sound)["m"]
     assert [each.plan for each in summaries] == [DecodePlan(), BF16]
     assert [each.passes for each in summaries] == [True, True]
-    assert plans.yardstick(sound.cases) == "l"
+    assert standings.yardstick(sound.cases) == "l"
 
     reason = Reason("check_max_abs", "differs", 3.0, 0.01, "grey levels", ("nondeterministic",))
     broken = run(plain, half, check("second_decode", verdict="fail", reasons=(reason,), surprise=True))
-    whole, failed = plans.summarize(broken)["m"]
+    whole, failed = standings.summarize(broken)["m"]
     assert whole.passes
     assert not failed.passes
     assert failed.failed == ("l~second_decode",)
-    assert BF16 not in [each.plan for each in plans.recommend([whole, failed])]
+    assert BF16 not in [each.plan for each in standings.recommend([whole, failed])]
 
 
 def test_a_run_of_checks_alone_says_so_and_counts_them(tmp_path):

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageChops
 
+from fidelity import standings
 from fidelity.errors import OutputError, RequestError
 from fidelity.records import (
     DIAGNOSES,
@@ -34,7 +35,7 @@ from fidelity.records import (
     Tiling,
 )
 from fidelity.report import album as album_
-from fidelity.report import console, files, glossary, html, json, junit, markdown, plans, words, write_all
+from fidelity.report import console, files, glossary, html, json, junit, markdown, words, write_all
 from tests.report import sample
 
 TEMPLATES = Path(html.__file__).parent / "templates"
@@ -281,27 +282,27 @@ def plan_case(
     )  # fmt: skip
 
 
-def summaries(*cases: CaseResult) -> dict[str, plans.PlanSummary]:
+def summaries(*cases: CaseResult) -> dict[str, standings.PlanSummary]:
     return {
         item.plan.id.removeprefix("fp32-upcast0-"): item
-        for item in plans.summarize(RunResult({}, {}, cases=cases))["m"]
+        for item in standings.summarize(RunResult({}, {}, cases=cases))["m"]
     }
 
 
 def test_the_recommended_plan_passes_with_all_latents():
     tiled, sliced = {"tiling": Tiling(8, 0.25)}, {"slicing": True}
-    found = plans.summarize(RunResult({}, {}, cases=(
+    found = standings.summarize(RunResult({}, {}, cases=(
         plan_case("a", 100), plan_case("b", 400), plan_case("a", 40, **tiled), plan_case("b", 40, "fail", **tiled),
         plan_case("a", 30, **sliced), plan_case("a", 60, offload="disk"), plan_case("b", 90, offload="disk"),
         plan_case("a", None, dtype="fp16", emulated=True), plan_case("b", None, dtype="fp16", emulated=True),
     )))["m"]  # fmt: skip
-    best = plans.recommend(found)
+    best = standings.recommend(found)
     assert [item.plan.offload for item in best] == ["disk", "none"], (
         "failed, judged too little, or without a peak: never"
     )
     assert best[0].saved == pytest.approx(0.4)
-    assert plans.recommend(found, 60 * MIB) == best[:1], "a budget is met when equal"
-    assert plans.recommend(found, 60 * MIB - 1) == []
+    assert standings.recommend(found, 60 * MIB) == best[:1], "a budget is met when equal"
+    assert standings.recommend(found, 60 * MIB - 1) == []
     narrow = next(item for item in found if item.plan.slicing)
     assert (narrow.passes, narrow.everywhere, narrow.missing) == (True, False, ("b",))
 
@@ -311,12 +312,13 @@ def test_what_to_take_under_each_budget():
         found = {"rmse": Measurement("rmse", rmse, "grey levels")}
         return msgspec.structs.replace(plan_case("a", peak, span=seconds, **plan), measurements=found)
 
-    found = plans.summarize(RunResult({}, {}, cases=(
+    found = standings.summarize(RunResult({}, {}, cases=(
         case(100, 1.0, 0.0), case(60, 1.05, 0.5, dtype="bf16"), case(50, 0.98, 0.6, dtype="bf16", offload="model"),
         case(40, 3.0, 0.2, slicing=True), case(20, 9.0, 2.0, tiling=Tiling(8, 0.25)),
         plan_case("a", None, offload="disk"),
     )))["m"]  # fmt: skip
-    told = [(c.budget // MIB, *(words.plan(p.plan) for p in (c.recommended, c.closest))) for c in plans.choices(found)]
+    chosen = standings.choices(found)
+    told = [(c.budget // MIB, *(words.plan(p.plan) for p in (c.recommended, c.closest))) for c in chosen]
     assert told == [
         (20, "fp32, tile 8 overlap 0.25", "fp32, tile 8 overlap 0.25"),
         (40, "fp32, slicing", "fp32, slicing"),
@@ -324,18 +326,18 @@ def test_what_to_take_under_each_budget():
         (60, "bf16", "fp32, slicing"),  # as fast as the fastest within half its time, and closer to the golden
         (100, "fp32", "fp32"),
     ]
-    assert {words.plan(choice.least.plan) for choice in plans.choices(found)} == {"fp32, tile 8 overlap 0.25"}
-    assert plans.choices(found)[0].least.figures == "20.0 MiB peak, 80 % less than plain fp32; 9.00 s; RMSE 2.00"
-    assert plans.choices([]) == []
+    assert {words.plan(choice.least.plan) for choice in chosen} == {"fp32, tile 8 overlap 0.25"}
+    assert words.figures(chosen[0].least) == "20.0 MiB peak, 80 % less than plain fp32; 9.00 s; RMSE 2.00"
+    assert standings.choices([]) == []
 
 
 @pytest.mark.parametrize(("slow", "taken"), [(1.5, "fp32"), (1.501, "fp32, offload model")])
 def test_times_that_a_busy_machine_explains_choose_no_plan(slow, taken):
-    found = plans.summarize(RunResult({}, {}, cases=(
+    found = standings.summarize(RunResult({}, {}, cases=(
         plan_case("a", 100, span=slow), plan_case("a", 100, span=1.2, offload="disk"),
         plan_case("a", 100, span=1.0, offload="model"),
     )))["m"]  # fmt: skip
-    assert [words.plan(choice.recommended.plan) for choice in plans.choices(found)] == [taken]
+    assert [words.plan(choice.recommended.plan) for choice in standings.choices(found)] == [taken]
 
 
 def test_latents_to_which_a_plan_cannot_apply_are_no_gap():
