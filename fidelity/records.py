@@ -9,7 +9,7 @@ Tensors are (B, C, H, W) or (B, C, T, H, W), fp32. "Grey levels" are 255ths of t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -126,7 +126,6 @@ class Geometry(Struct, frozen=True):
     frames: FrameLaw = "causal"
     size: tuple[int, int] | None = None
     """The only height and width of latents that the class decodes; None: any."""
-
     clip: int = 0
     """Frames of a clip, where each clip is coded by itself (`frames` is "clips")."""
 
@@ -213,6 +212,8 @@ class Family(Protocol):
     """Whether it does not even say where those tiles lie, so that seams can only be looked for blind."""
     carries: ClassVar[bool]
     """Whether a chunk hands a cache on to the next, so that chunks must give what all frames at once give."""
+    streams: ClassVar[bool]
+    """Whether `segments` can carry a causal cache on from one part of a video to the next."""
     data_range: ClassVar[tuple[float, float]]
     """Of images and samples."""
     lacks: ClassVar[frozenset[str]]
@@ -280,6 +281,10 @@ class Family(Protocol):
 
     def call_frames(self, frames: int) -> tuple[int, ...]:
         """The latent frames of each decoder call when this many are decoded without cutting, in order."""
+
+    def segments(self, module: nn.Module, latents: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
+        """The finished sample of `size` latent frames after another, the class's causal cache carried over. Together
+        they are what `decode` gives. Raises EvaluationError where the class has no such cache."""
 
     def decode_alone(self, module: nn.Module, latents: torch.Tensor) -> torch.Tensor:
         """The sample of one tile or chunk as the class has it before it puts tiles together."""

@@ -9,12 +9,23 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fidelity.errors import IllegalTiling, ModelError
+from fidelity.errors import EvaluationError, IllegalTiling, ModelError
 from fidelity.lazy import torch
-from fidelity.records import Chunk, Family, Geometry, Model, ReferencePolicy, Scaling, Temporal, TileAxis, TileGrid, Tiling
+from fidelity.records import (
+    Chunk,
+    Family,
+    Geometry,
+    Model,
+    ReferencePolicy,
+    Scaling,
+    Temporal,
+    TileAxis,
+    TileGrid,
+    Tiling,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,6 +51,8 @@ class FamilyBase:
     """Whether nobody knows where they lie."""
     carries: ClassVar[bool] = False
     """Whether a chunk hands a cache on to the next, so that chunks must give what all frames at once give."""
+    streams: ClassVar[bool] = False
+    """Whether `segments` can carry a causal cache on from one part of a video to the next."""
     data_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     """Of images and samples."""
     lacks: ClassVar[frozenset[str]] = frozenset()
@@ -184,6 +197,9 @@ class FamilyBase:
     def call_frames(self, frames: int) -> tuple[int, ...]:
         """All frames at once, for one video; of an image, 1."""
         return (frames,)
+
+    def segments(self, module: Any, latents: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
+        raise EvaluationError(f"{self.name} carries no causal cache from one part of a video to the next")
 
     def decode_alone(self, module: Any, latents: torch.Tensor) -> torch.Tensor:
         return self.decode(module, latents)

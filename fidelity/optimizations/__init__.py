@@ -7,7 +7,7 @@ with apply_plan(module, plan, model=model, device="cpu") as proofs, observe(modu
 
 from __future__ import annotations
 
-from fidelity.optimizations import offload, precision, ramp_tiling, slicing, state, temporal, tiling
+from fidelity.optimizations import offload, precision, ramp_tiling, slicing, state, streaming, temporal, tiling
 from fidelity.optimizations.observe import observe
 from fidelity.optimizations.plan import apply_plan, frame_axis, frame_chunks, inapplicable, tile_grid
 
@@ -22,6 +22,7 @@ __all__ = [
     "ramp_tiling",
     "slicing",
     "state",
+    "streaming",
     "temporal",
     "tile_grid",
     "tiling",

@@ -24,3 +24,10 @@ def with_sample(output: Any, sample: Tensor) -> Any:
     if isinstance(output, torch.Tensor):
         return sample
     return (sample, *output[1:]) if isinstance(output, tuple) else type(output)(sample=sample)
+
+
+def output_of(sample: Tensor, return_dict: bool) -> Any:
+    """What a diffusers class returns around a sample: its DecoderOutput, or a tuple where that is asked for."""
+    from diffusers.models.autoencoders.vae import DecoderOutput
+
+    return DecoderOutput(sample=sample) if return_dict else (sample,)

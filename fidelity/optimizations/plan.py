@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import accumulate
+from operator import sub
 from typing import TYPE_CHECKING, Any
 
 from fidelity.records import Chunk, DecodePlan, Model, Observation, Optimization, Proof, TileAxis, TileGrid
@@ -48,15 +48,15 @@ def frame_chunks(plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> tupl
 
 
 def frame_axis(plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> TileAxis | None:
-    """Where those chunks lie in the sample: as the family's class joins them, or one after another."""
+    """Where those chunks lie in the sample: as the family's class joins them, else each where the last one ends."""
     if plan.temporal is not None:
         return model.family.frame_axis(model.geometry, shape[2], plan.temporal)
     chunks, frames = frame_chunks(plan, model, shape), model.geometry.sample_frames
     if not chunks:
         return None
-    lengths = [frames(chunk.stop - chunk.start) - chunk.drop for chunk in chunks]
-    starts = tuple(accumulate(lengths[:-1], initial=0))
-    return TileAxis(starts=starts, band=0, tile=max(lengths), size=frames(shape[2]))
+    ends = [frames(chunk.stop) for chunk in chunks]
+    starts = (0, *ends[:-1])
+    return TileAxis(starts=starts, band=0, tile=max(map(sub, ends, starts)), size=ends[-1])
 
 
 @contextmanager
