@@ -31,7 +31,7 @@ def test_every_model_and_configuration_stands_in_it(capsys):
 @pytest.mark.parametrize(
     ("name", "cells"),
     [
-        ("sd15", ("AutoencoderKL", "8", "–", "4", "48", "0.18215", "–", "tile, overlap share", "–", "full")),
+        ("sd15", ("AutoencoderKL", "8", "–", "4", "48", "0.18215", "yes", "tile, overlap share", "–", "full")),
         ("sdxl", ("AutoencoderKL", "8", "–", "4", "48", "0.13025", "yes", "tile, overlap share", "–", "full")),
         ("flux", ("AutoencoderKL", "8", "–", "16", "12", "0.3611, shift 0.1159", "yes", "tile, overlap share", "–",
                   "full")),
