@@ -13,7 +13,7 @@ from fidelity.errors import IllegalTiling, LatentsError
 from fidelity.lazy import torch
 from fidelity.models import legal_tiles
 from fidelity.optimizations import activations
-from fidelity.records import DecodePlan, Headroom, LatentSource, Model, Reach, Tiling
+from fidelity.records import Headroom, LatentSource, Model, Reach, Tiling
 from fidelity.runner import Runner
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def inspect(model: Model, photographs: list[LatentSource], device: str = "cpu") 
             trips[source.name] = _psnr(_decode(runner, made.tensor), made.image, model.data_range)
     latents = first if first is not None else _seeded(model)
     found = reach_.probe(runner, latents)
-    watched = runner.decode(latents, DecodePlan(), trace=False, watch=True)
+    watched = runner.decode(latents, model.reference_plan, trace=False, watch=True)
     geometry, scaling = model.geometry, model.scaling
     return Inspection(
         name=model.name,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fidelity import gates, naming, noise
 from fidelity.measuring import measure
-from fidelity.records import DecodePlan, Limit, Measurement, Reason
+from fidelity.records import DecodePlan, Limit, Measurement, Model, Reason
 from fidelity.runner import Runner
 from fidelity.verdicts import first_line
 
@@ -15,9 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def plainly(plan: DecodePlan) -> DecodePlan:
-    """The plan without its options: the full decode in the same dtype and upcast."""
-    return DecodePlan(dtype=plan.dtype, force_upcast=plan.force_upcast)
+def plainly(plan: DecodePlan, model: Model) -> DecodePlan:
+    """The plan without its options: the reference in the same dtype and upcast."""
+    return msgspec.structs.replace(model.reference_plan, dtype=plan.dtype, force_upcast=plan.force_upcast)
 
 
 class Plain:
@@ -42,7 +44,7 @@ class Plain:
 
     def costs(self, plan: DecodePlan, limits: dict[str, Limit], seconds: dict[str, float]) -> dict[str, gates.Plain]:
         """What the plan's plain decode measures, with its noise floor; the time it took goes to `seconds`."""
-        plain = plainly(plan)
+        plain = plainly(plan, self.runner.model)
         if plain not in self._costs:
             start = time.perf_counter()
             try:
@@ -59,9 +61,10 @@ class Plain:
 
     def peak_reasons(self, plan: DecodePlan, peak: int | None) -> list[Reason]:
         """A peak of `peak` bytes that tiles or slices did not lower is a finding, whatever the picture looks like."""
-        plain = plainly(plan)
+        plain = plainly(plan, self.runner.model)
         if plan == plain:
             self._peaks.setdefault(plain, peak)
+            return []
         if peak is None or plan.offload != "none" or not naming.saves_memory(plan, tuple(self.latents.shape)):
             return []
         if plain not in self._peaks:

@@ -279,6 +279,9 @@ class Family(Protocol):
     def frame_axis(self, geometry: Geometry, frames: int, temporal: Temporal) -> TileAxis:
         """Where the chunks lie in the sample. Raises IllegalTiling."""
 
+    def fits(self, frames: int) -> bool:
+        """Whether a video of this many latent frames is coded as it is, none of them filled up or dropped."""
+
     def call_frames(self, frames: int) -> tuple[int, ...]:
         """The latent frames of each decoder call when this many are decoded without cutting, in order."""
 

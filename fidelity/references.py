@@ -16,7 +16,7 @@ from fidelity.golden import Golden
 from fidelity.lazy import torch
 from fidelity.optimizations import activations, state
 from fidelity.plain import Plain
-from fidelity.records import DecodePlan, Model, ModelReach, Reference, Tiling
+from fidelity.records import Model, ModelReach, Reference, Tiling
 from fidelity.registry import METRICS
 from fidelity.runner import Runner
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from fidelity.records import LatentSource
 
-REFERENCE_PLAN = DecodePlan()
 DRIFT_LIMIT_SAME = 1e-3
 """Grey levels RMSE, fp32, in the golden's own environment class: a repeated decode gives the same bits there, and
 another thread count moves it by 2e-4."""
@@ -81,7 +80,7 @@ class References:
         """Raise GoldenError if the certificate is of another reference plan or range than the model's."""
         certificate = loaded.certificate
         model = self.models[certificate.model]
-        wanted = {"plan": REFERENCE_PLAN.id, "data_range": model.data_range, "reference": model.reference}
+        wanted = {"plan": model.reference_plan.id, "data_range": model.data_range, "reference": model.reference}
         for name, value in wanted.items():
             seen = getattr(certificate, name)
             if seen != value:
@@ -106,7 +105,8 @@ class References:
     def record(self, model: str, latents: str, *, replace: bool = False) -> None:
         """Decode the reference plan and store it as the golden. Raises GoldenError if there is one already."""
         tensor = self.make_latents(model, latents)
-        decoded = self.runner(model).decode(tensor, REFERENCE_PLAN, trace=False)
+        plan = self.models[model].reference_plan
+        decoded = self.runner(model).decode(tensor, plan, trace=False)
         self.forget()
         golden.record(
             self.root,
@@ -115,7 +115,7 @@ class References:
             sample=decoded.sample,
             latents_tensor=tensor,
             weights_digest=self.weights_digest(model),
-            plan_id=REFERENCE_PLAN.id,
+            plan_id=plan.id,
             environment_class=environment_class(self.device),
             replace=replace,
         )
@@ -144,11 +144,12 @@ class References:
         if made.shape != stored.latents.shape or not torch.allclose(made, stored.latents, rtol=1e-3, atol=1e-3):
             moved = f"the latents {latents!r} made now differ from the golden's: fidelity golden approve records anew"
             return Reference(drift=None, ok=False, reason=moved, recorded=recorded, **about)
-        decoded = self.runner(model).decode(stored.latents, REFERENCE_PLAN, trace=False, watch=True)
+        plan = self.models[model].reference_plan
+        decoded = self.runner(model).decode(stored.latents, plan, trace=False, watch=True)
         about["headroom"] = activations.headroom(decoded.activations, self.models[model].force_upcast)
         about["seconds"] = decoded.seconds["decode"]
         measured = METRICS.get("rmse")(
-            decoded.sample, stored.sample, plan=REFERENCE_PLAN, receipts={}, data_range=self.models[model].data_range
+            decoded.sample, stored.sample, plan=plan, receipts={}, data_range=self.models[model].data_range
         )
         drift = measured.value
         ok = drift is not None and drift <= limit
@@ -156,8 +157,8 @@ class References:
         seen = f"{drift:.4g} grey levels RMSE" if drift is not None else str(measured.reason)
         if ok:
             return Reference(drift=drift, ok=True, recorded=recorded, **about)
-        shown = overflow.reasons(self.runner(model), stored.latents, REFERENCE_PLAN, decoded.sample)
-        shown += why.reasons(self.runner(model), REFERENCE_PLAN, stored, decoded, {})
+        shown = overflow.reasons(self.runner(model), stored.latents, plan, decoded.sample)
+        shown += why.reasons(self.runner(model), plan, stored, decoded, {})
         reason = "; ".join(
             [f"reference drifted: {seen}, limit {limit:g} in {where}", *(each.message for each in shown)]
         )

@@ -194,6 +194,10 @@ class FamilyBase:
         shown = tuple(start for start in starts if start < whole)
         return TileAxis(starts=shown, band=max(0, tile - step), tile=tile, size=whole)
 
+    def fits(self, frames: int) -> bool:
+        """Whether a video of this many latent frames is coded as it is, none of them filled up or dropped."""
+        return True
+
     def call_frames(self, frames: int) -> tuple[int, ...]:
         """All frames at once, for one video; of an image, 1."""
         return (frames,)
