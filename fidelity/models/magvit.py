@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, ClassVar
 
 from fidelity.errors import ModelError
@@ -22,6 +23,7 @@ class MagvitFamily(StridedFamily):
     summary = "KL autoencoder of EasyAnimate: causal convolutions, GroupNorm by frame, streams by frame"
     temporal_controls = "frames a call"
     carries = True
+    streams = True
     defaults: ClassVar[Mapping[str, Any]] = {
         "in_channels": 3,
         "out_channels": 3,
@@ -76,11 +78,18 @@ class MagvitFamily(StridedFamily):
         return ("num_latent_frames_batch_size",)
 
     def decode_alone(self, module: Any, latents: torch.Tensor) -> torch.Tensor:
-        """Frame by frame on empty caches, which are emptied again: what one item, or one tile, has when it is alone."""
+        """What one item, or one tile, has when it is alone."""
+        return torch.cat(list(self.segments(module, latents, 1)), dim=2)
+
+    def segments(self, module: Any, latents: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
+        """Frame by frame, from empty caches, which are emptied again."""
         module._clear_conv_cache()
-        parts = [module.decoder(frame) for frame in module.post_quant_conv(latents).split(1, dim=2)]
-        module._clear_conv_cache()
-        return torch.cat(parts, dim=2)
+        try:
+            frames = iter(module.post_quant_conv(latents).split(1, dim=2))
+            while part := [module.decoder(frame) for frame in islice(frames, size)]:
+                yield torch.cat(part, dim=2)
+        finally:
+            module._clear_conv_cache()
 
 
 FAMILIES.add(MagvitFamily.name, MagvitFamily())

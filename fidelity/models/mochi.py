@@ -14,8 +14,11 @@ from fidelity.registry import FAMILIES
 
 
 class MochiFamily(StridedFamily):
-    """Chunks hand the convolutions' last frames on, which is exact where the class reads them: a user who sets
-    `use_framewise_decoding`, as other classes have it, gets chunks that each begin anew (0.42.1)."""
+    """Chunks of frames that each hand the convolutions' last frames on, as the class documents `use_framewise_decoding`.
+
+    In 0.42.1 its convolutions pad by repeating, and then read no cache; after `_enable_framewise_decoding` they read it,
+    but pad no longer in space, and no decode passes. So there is no cache to stream with.
+    """
 
     name = "AutoencoderKLMochi"
     summary = "KL autoencoder of Mochi 1: causal convolutions, GroupNorm by frame"
