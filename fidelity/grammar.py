@@ -257,7 +257,7 @@ def _expect(raw: Any, where: str, registry: ModuleType) -> rules.ExpectRule:
         raise SuiteError(f"{where}: reason is empty: say why")
     match = rules.match(found.match, f"{where}.match", registry)
     expectation = Expectation(found.verdict, found.diagnosis, found.reason)  # type: ignore[arg-type]
-    return rules.ExpectRule(match, expectation, _out_of_force(found.versions, where))
+    return rules.ExpectRule(match, expectation, _out_of_force(found.versions, where), found.versions)
 
 
 def _exclude(raw: Any, where: str, registry: ModuleType) -> rules.ExcludeRule:

@@ -134,6 +134,7 @@ class ExpectRule:
     match: Match
     expectation: Expectation
     out_of_force: str | None = None
+    versions: str | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fidelity.errors import EvaluationError
 from fidelity.models.interface import interface
 from fidelity.records import DecodePlan, Model, Tiling
 from fidelity.registry import check
-from fidelity.snippet import Act
+from fidelity.snippet import Act, Script
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,8 +73,9 @@ def _alone(model: Model, shape: Shape) -> Act:
     return lambda vae: vae.enable_tiling(**given)
 
 
-def _alone_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
-    return [*snippet.recorded(_alone(model, shape)), f"sample = {snippet.decoding(model)}"]
+def _alone_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
+    script.do(_alone(script.model, shape))
+    script.say(f"sample = {script.decode(shape)}")
 
 
 @check(
@@ -93,14 +94,16 @@ def tile_alone(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tens
 
 def _arguments(model: Model, tiling: Tiling) -> dict[str, Any]:
     """What enable_tiling takes, of the values that the family sets for this tiling."""
-    values = snippet.assigned(lambda vae: model.family.set_tiling(vae, model.geometry, tiling))
-    return {name: values[name] for name in _parameters(model) or () if name in values}
+    script = snippet.script(model)
+    script.do(lambda vae: model.family.set_tiling(vae, model.geometry, tiling))
+    return {name: vars(script.module)[name] for name in _parameters(model) or () if name in vars(script.module)}
 
 
-def _arguments_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
+def _arguments_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
     assert plan.tiling is not None
-    given = _arguments(model, plan.tiling)
-    return [*snippet.recorded(lambda vae: vae.enable_tiling(**given)), f"sample = {snippet.decoding(model)}"]
+    given = _arguments(script.model, plan.tiling)
+    script.do(lambda vae: vae.enable_tiling(**given))
+    script.say(f"sample = {script.decode(shape)}")
 
 
 @check(
@@ -120,10 +123,11 @@ def tiling_arguments(runner: Subject, latents: Tensor, plan: DecodePlan) -> tupl
         return decode(runner, item), by_attributes
 
 
-def _zero_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
-    names = _parameters(model) or ()
+def _zero_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
+    names = _parameters(script.model) or ()
     name = next((name for name in names if "overlap" in name), names[0])
-    return [*snippet.recorded(lambda vae: vae.enable_tiling(**{name: 0})), f'print("{name}", vae.{name})']
+    script.do(lambda vae: vae.enable_tiling(**{name: 0}))
+    script.say(f'print("{name}", vae.{name})')
 
 
 @check("zero_argument", diagnosis=("not_engaged",), unit="arguments", lacks=_no_arguments, code=cornered(_zero_lines))
@@ -145,10 +149,13 @@ def _own_tile(model: Model, shape: Shape) -> Act:
     return _alone(model, shape) if _sides(model) else lambda vae: vae.enable_tiling()
 
 
-def _forgets_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
-    acts = (_own_tile(model, shape), lambda vae: vae.disable_tiling(), lambda vae: vae.enable_tiling())
-    shown = [f'print("{name}", vae.{name})' for name in _sides(model)[:1]]
-    return [*shown, *(line for act in acts for line in snippet.recorded(act)), *shown]
+def _forgets_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
+    shown = [f'print("{name}", vae.{name})' for name in _sides(script.model)[:1]]
+    script.say(*shown)
+    script.do(_own_tile(script.model, shape))
+    script.do(lambda vae: vae.disable_tiling())
+    script.do(lambda vae: vae.enable_tiling())
+    script.say(*shown)
 
 
 @check(
@@ -199,9 +206,9 @@ def _one_way(model: Model, shape: Shape, *, across: bool) -> Act:
     return act
 
 
-def _one_way_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
-    count = "vae.decoder.register_forward_hook(lambda *_: print('a tile'))"
-    return [*snippet.recorded(_one_way(model, shape, across=True)), count, f"sample = {snippet.decoding(model)}"]
+def _one_way_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
+    script.do(_one_way(script.model, shape, across=shape[-1] > shape[-2]))
+    script.say("vae.decoder.register_forward_hook(lambda *_: print('a tile'))", f"sample = {script.decode(shape)}")
 
 
 @check(

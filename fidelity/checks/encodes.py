@@ -13,6 +13,7 @@ from fidelity.lazy import torch
 from fidelity.models.interface import interface
 from fidelity.records import DecodePlan, Model
 from fidelity.registry import check
+from fidelity.snippet import Script
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,12 +22,6 @@ CLEARLY = 0.8
 """A shift in space is one where its error is at most this share of the error without it."""
 MOST = 1
 """Latent pixels that a tile is looked for about its place."""
-
-
-def _encoded(model: Model, sample: str = "full.clamp(-1, 1)") -> str:
-    """How the family encodes: the expression of the latents."""
-    lines: list[list[str]] = []
-    return snippet.said(model.family.encode(snippet.Echo("vae", lines), snippet.Echo(sample, lines)))  # type: ignore[arg-type]
 
 
 def _picture(runner: Subject, latents: Tensor) -> Tensor:
@@ -54,8 +49,17 @@ def encode_sliced(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[T
         return encode(runner, pictures), alone
 
 
-def _size_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
-    return [f"encoded = {_encoded(model)}", 'print("latents", *latents.shape, "encoded again", *encoded.shape)']
+def _encoded(script: Script, shape: Shape) -> str:
+    """The expression of the latents of the plain decode of latents of this shape."""
+    geometry = script.model.geometry
+    frames = tuple(geometry.sample_frames(frames) for frames in shape[2:-2])
+    size = (side * geometry.spatial for side in shape[-2:])
+    return script.encode((shape[0], geometry.sample_channels, *frames, *size), "full.clamp(-1, 1)")
+
+
+def _size_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
+    script.say(f"encoded = {_encoded(script, shape)}")
+    script.say('print("latents", *latents.shape, "encoded again", *encoded.shape)')
 
 
 @check("encode_size", diagnosis=("geometry",), unit="latent pixels and frames", code=cornered(_size_lines),
@@ -78,14 +82,14 @@ def decode_after_encode(runner: Subject, latents: Tensor, plan: DecodePlan) -> t
         return decode(runner, item), first
 
 
-def _tiled_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
-    return [
-        f"plain = {_encoded(model)}",
-        *snippet.settings(model, plan).splitlines(),
-        f"tiled = {_encoded(model)}",
+def _tiled_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
+    script.say(f"plain = {_encoded(script, shape)}")
+    snippet.apply(script, plan)
+    script.say(
+        f"tiled = {_encoded(script, shape)}",
         'print("plain", *plain.shape, "tiled", *tiled.shape)',
         'print("relative RMSE", ((tiled - plain).square().mean().sqrt() / plain.std()).item())',
-    ]
+    )
 
 
 @check("encode_tiled", diagnosis=("geometry",), unit="latent pixels", needs="tiling", code=cornered(_tiled_lines),

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fidelity import snippet
 from fidelity.checks.subject import Subject
 from fidelity.errors import EvaluationError
 from fidelity.lazy import torch
 from fidelity.records import DecodePlan, Model
+from fidelity.snippet import Script, program
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,9 +35,18 @@ def corner_shape(shape: Shape, items: int = 1) -> Shape:
     return (min(items, shape[0]), shape[1], *frames, min(shape[-2], CORNER[0]), min(shape[-1], CORNER[1]))
 
 
-def cornered(lines: Callable[[Model, DecodePlan, Shape], list[str]]) -> Callable[[Model, DecodePlan, Shape], str]:
-    """What `code` of a check may be: the program of these lines, on a corner of two items."""
-    return lambda model, plan, shape: snippet.program(model, corner_shape(shape, 2), lines(model, plan, shape))
+Write = Callable[[Script, DecodePlan, Shape], None]
+"""Writes down what a check does, for latents of this shape."""
+
+
+def cornered(write: Write) -> Callable[[Model, DecodePlan, Shape], str]:
+    """What `code` of a check may be: the program of what `write` says, on a corner of two items."""
+
+    def code(model: Model, plan: DecodePlan, shape: Shape) -> str:
+        cut = corner_shape(shape, 2)
+        return program(model, cut, lambda script: write(script, plan, cut))
+
+    return code
 
 
 def half(model: Model, shape: Shape) -> int:

@@ -16,6 +16,7 @@ from fidelity.lazy import torch
 from fidelity.models.interface import interface
 from fidelity.records import DecodePlan, Model
 from fidelity.registry import check
+from fidelity.snippet import Script
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,13 +42,10 @@ def _one_item(shape: Shape) -> str | None:
     return None if shape[0] > 1 else "a batch of one is alone"
 
 
-def _settings(model: Model, plan: DecodePlan) -> list[str]:
-    return snippet.settings(model, plan).splitlines()
-
-
-def _alone_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
-    each = f"[{snippet.decoding(model, 'one')} for one in latents.split(1)]"
-    return [*_settings(model, plan), f"sample = torch.cat({each})", f"full = {snippet.decoding(model)}"]
+def _alone_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
+    snippet.apply(script, plan)
+    one = script.decode((1, *shape[1:]), "one")
+    script.say(f"full = {script.decode(shape)}", f"sample = torch.cat([{one} for one in latents.split(1)])")
 
 
 @check("batch_alone", diagnosis=("not_as_specified",), inapplicable=_one_item, code=cornered(_alone_lines))
@@ -58,8 +56,9 @@ def batch_alone(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Ten
     return runner.decode(pair, plan, prove=False), alone
 
 
-def _tuple_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
-    return ["sample = vae.decode(latents, return_dict=False)[0]"]
+def _tuple_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
+    plain = script.decode(shape).removesuffix(".sample")
+    script.say(f"sample = {plain.removesuffix(')')}, return_dict=False)[0]")
 
 
 @check(
@@ -84,9 +83,10 @@ def tuple_output(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Te
     return plain, sample
 
 
-def _dtype_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
+def _dtype_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
+    snippet.apply(script, plan)
     fed = f"latents.to({snippet.DTYPES[plan.dtype]})"
-    return [*_settings(model, plan), f"sample = {snippet.decoding(model, fed)}", "print(sample.dtype)"]
+    script.say(f"sample = {script.decode(shape, fed)}", "print(sample.dtype)")
 
 
 @check("half_output", diagnosis=("dtype",), unit="bytes", needs="precision", code=cornered(_dtype_lines))
@@ -142,16 +142,14 @@ def _few_frames(shape: Shape) -> str | None:
     return None if len(shape) == 5 and shape[2] > 2 else "fewer than three latent frames have no second batch"
 
 
-def _framewise_lines(model: Model, plan: DecodePlan, shape: Shape) -> list[str]:
-    sample = snippet.decoding(model)
-    changed = snippet.decoding(model, "other")
-    return [
-        "vae.use_framewise_decoding = True",
+def _framewise_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
+    script.do(lambda vae: setattr(vae, "use_framewise_decoding", True))
+    script.say(
         "other, last = latents.clone(), vae.num_latent_frames_batch_size - 1",
         "other[:, :, last] += 1  # the last latent frame of the first batch",
-        f"moved = ({changed} - {sample}).abs().amax((0, 1, 3, 4))",
+        f"moved = ({script.decode(shape, 'other')} - {script.decode(shape)}).abs().amax((0, 1, 3, 4))",
         'print("change of each frame", [round(float(each), 4) for each in moved])',
-    ]
+    )
 
 
 @check("framewise_remembers", diagnosis=("temporal_seam",), unit="frames", inapplicable=_few_frames,

@@ -16,10 +16,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Interface:
-    """Of one class and the bases that lie beside it: the parameters of each method, and what `__init__` sets."""
+    """Of one class and the bases that lie beside it: the parameters of each method, what it returns, what is set."""
 
     calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     attributes: frozenset[str] = frozenset()
+    returns: Mapping[str, str] = field(default_factory=dict)
+    """What each method is annotated to return."""
 
 
 @cache
@@ -30,15 +32,18 @@ def interface(cls: str) -> Interface:
         return Interface()
     bases = [interface(base.id) for base in found.bases if isinstance(base, ast.Name)]
     calls: dict[str, tuple[str, ...]] = {}
+    returns: dict[str, str] = {}
     attributes: set[str] = set()
     for base in reversed(bases):
         calls |= base.calls
+        returns |= base.returns
         attributes |= base.attributes
     for method in found.body:
         if isinstance(method, ast.FunctionDef):
             calls[method.name] = tuple(each.arg for each in (*method.args.args[1:], *method.args.kwonlyargs))
+            returns[method.name] = ast.unparse(method.returns) if method.returns is not None else ""
             attributes |= _set_on_self(method) if method.name == "__init__" else set()
-    return Interface(calls, frozenset(attributes))
+    return Interface(calls, frozenset(attributes), returns)
 
 
 def _set_on_self(method: ast.FunctionDef) -> set[str]:
