@@ -107,10 +107,11 @@ class Evaluator(References):
         reasons = list(gates.receipt_reasons(receipts, case.plan.settings))
         unlike = checks.shape_reason(check, candidate, expected)
         if unlike is not None:
-            return self._finish(case, "fail", (*reasons, unlike), decoded)
+            return self._finish(case, "fail", (*reasons, *checks.told([unlike], subject.words)), decoded)
         data_range = self.models[case.model].data_range
         found = checks.measure(check, candidate, expected, data_range)
-        reasons += gates.judge(found, case.limits, instruments={checks.NAME: check.diagnosis})
+        over = gates.judge(found, case.limits, instruments={checks.NAME: check.diagnosis})
+        reasons += checks.told(over, subject.words)
         pictures = {}
         if self.folder and checks.in_grey_levels(check) and not found[checks.NAME].exact:
             pictures = images.save(candidate, expected, data_range, self.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,6 +49,16 @@ def measure(
         "nonfinite_share": Measurement("nonfinite_share", share, "share", "lower"),
         NAME: msgspec.structs.replace(apart, name=NAME, unit=check.unit),
     }
+
+
+def told(reasons: Iterable[Reason], words: str | None) -> list[Reason]:
+    """The reasons with what the check says of the difference, where it says something."""
+    if words is None:
+        return list(reasons)
+    return [
+        msgspec.structs.replace(each, message=f"{words}; {each.message}") if each.name in (NAME, "shape") else each
+        for each in reasons
+    ]
 
 
 def shape_reason(check: Check, candidate: Tensor, expected: Tensor) -> Reason | None:

@@ -20,6 +20,12 @@ class Subject:
     def __init__(self, runner: Runner):
         self.runner = runner
         self.receipts: Receipts = {}
+        self.words: str | None = None
+        """What a difference is, in the check's own words, which stand in the case's reason."""
+
+    def say(self, words: str) -> None:
+        """Tell what differs, where two samples alone would not."""
+        self.words = words
 
     @property
     def model(self) -> Model:
