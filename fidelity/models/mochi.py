@@ -14,10 +14,10 @@ from fidelity.registry import FAMILIES
 
 
 class MochiFamily(StridedFamily):
-    """Chunks of frames that each hand the convolutions' last frames on, as the class documents `use_framewise_decoding`.
+    """Chunks hand the convolutions' last frames on, as the class documents `use_framewise_decoding`.
 
-    In 0.42.1 its convolutions pad by repeating, and then read no cache; after `_enable_framewise_decoding` they read it,
-    but pad no longer in space, and no decode passes. So there is no cache to stream with.
+    In 0.42.1 its convolutions pad by repeating, and then read no cache; after `_enable_framewise_decoding` they read
+    it, but pad no longer in space, and no decode passes. So there is no cache to stream with.
     """
 
     name = "AutoencoderKLMochi"
