@@ -84,11 +84,11 @@ class Evaluator(References):
             return result_of(case, "not_applicable", (Reason("not_applicable", case.not_applicable),))
         if case.check is not None:
             return self._check(case, CHECKS.get(case.check))
-        stored = self.golden(case.model, case.latents)
+        runner, stored = self.subject(case.model, case.latents, case.plan)
         try:
-            decoded = self.runner(case.model).decode(stored.latents, case.plan, decode=decode)
+            decoded = runner.decode(stored.latents, case.plan, decode=decode)
         except Exception as error:  # a decode may raise anything; its kind and words are the evidence
-            again = [] if decode is not None else why.crashed(self.runner(case.model), case.plan, stored)
+            again = [] if decode is not None else why.crashed(runner, case.plan, stored)
             return self._finish(case, "error", (crash(error), *again))
         return self.judge(case, stored, decoded, decode=decode, held=held)
 
@@ -149,7 +149,7 @@ class Evaluator(References):
             limits.setdefault(oracles.NAME, oracles.LIMIT)
             case = msgspec.structs.replace(case, limits=limits)
         relative = any(limit.times_plain is not None for limit in limits.values())
-        plain = self.plain(case.model, case.latents)
+        plain = self.plain(case.model, case.latents, case.plan)
         costs = plain.costs(case.plan, limits, decoded.seconds) if relative else {}
         over = gates.judge(measurements, limits, instruments=blame(), plain=costs)
         approved = approved_values(
@@ -165,7 +165,7 @@ class Evaluator(References):
             strange = not by_somebody_else and gates.surprise(case, gates.verdict(tuple(reasons)), blamed)
             expected = self._oracle[1] if self._oracle and "not_as_specified" in blamed else None
             pixels = not _honest(case, measurements, over=bool(over), held=held)
-            runner = self.runner(case.model)
+            runner, _ = self.subject(case.model, case.latents, case.plan)
             shown = why.reasons(
                 runner, case.plan, stored, decoded, measurements, expected, pixels=pixels, again=strange
             )
@@ -189,7 +189,7 @@ class Evaluator(References):
         """The module that gave the first value that is not finite; offload moves no values, so it is asked once."""
         key = (latents_.digest(decoded.sample), msgspec.structs.replace(plan, offload="none").id)
         if key not in self._overflowed:
-            runner = self.runner(stored.certificate.model)
+            runner, _ = self.subject(stored.certificate.model, stored.certificate.latents, plan)
             self._overflowed[key] = overflow.reasons(runner, stored.latents, plan, decoded.sample, decode)
         return self._overflowed[key]
 
@@ -197,7 +197,8 @@ class Evaluator(References):
         shared = oracles.shared(plan).id
         if self._oracle is None or self._oracle[0] != shared:
             start = time.perf_counter()
-            self._oracle = (shared, self.runner(stored.certificate.model).expected(stored.latents, plan))
+            runner, _ = self.subject(stored.certificate.model, stored.certificate.latents, plan)
+            self._oracle = (shared, runner.expected(stored.latents, plan))
             decoded.seconds["oracle"] = time.perf_counter() - start
         data_range = self.models[stored.certificate.model].data_range
         return oracles.compare(decoded.sample, self._oracle[1], data_range=data_range)

@@ -131,7 +131,7 @@ def _pan_source(name: str, summary: str, films: tuple[tuple[Photograph, tuple[in
             latents = torch.cat([model.family.encode(module, one) for one in video.split(1)])
         return _finish(latents, model, source, video)
 
-    source = LatentSource(name, summary, shape, make)
+    source = LatentSource(name, summary, shape, make, pictured=True)
     return source
 
 
@@ -142,7 +142,7 @@ def _photo_source(name: str, summary: str, photos: tuple[Photograph, ...]) -> La
         return _finish(latents, model, source, image)
 
     shape = partial(_image_shape, name, len(photos), photos[0].size)
-    source = LatentSource(name, summary, shape, make)
+    source = LatentSource(name, summary, shape, make, pictured=True)
     return source
 
 
@@ -305,7 +305,7 @@ def from_image(name: str, path: str | Path) -> LatentSource:
         latents, image = _encode([_open(path, label).crop((left, top, left + w, top + h))], model, module)
         return _finish(latents, model, source, image)
 
-    source = LatentSource(name, f"{path.name}, encoded", shape, make)
+    source = LatentSource(name, f"{path.name}, encoded", shape, make, pictured=True)
     return source
 
 

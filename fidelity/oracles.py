@@ -37,6 +37,8 @@ def has_one(plan: DecodePlan, model: Model | None = None) -> bool:
     for the tiles of a model that cuts by a law of its own."""
     if plan.tiling is not None and model is not None and model.family.tiles_itself:
         return False
+    if plan.tiling is not None and plan.options.get("encode") and model is not None and not model.family.tiles_alike:
+        return False
     on = [name for name, value in plan.options.items() if value]
     return all(name in OPTIMIZATIONS and getattr(OPTIMIZATIONS.get(name), "exact", False) for name in on)
 

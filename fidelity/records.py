@@ -212,12 +212,14 @@ class Family(Protocol):
     """Whether it does not even say where those tiles lie, so that seams can only be looked for blind."""
     carries: ClassVar[bool]
     """Whether a chunk hands a cache on to the next, so that chunks must give what all frames at once give."""
+    tiles_alike: ClassVar[bool]
+    """Whether its tiled encode is known to cut and blend by the law of its tiled decode, which an oracle then holds."""
     streams: ClassVar[bool]
     """Whether `segments` can carry a causal cache on from one part of a video to the next."""
     data_range: ClassVar[tuple[float, float]]
     """Of images and samples."""
     lacks: ClassVar[frozenset[str]]
-    """Options that the class itself refuses: `slicing`, `tiling`, `group_offload`."""
+    """Options that the class itself refuses: `slicing`, `tiling`, `group_offload`, `encode`, `tiled_encode`."""
     scratch: ClassVar[frozenset[str]]
     """Attributes that every decode leaves behind in a part of the module, and that none reads."""
     least_frames: ClassVar[int]
@@ -327,6 +329,8 @@ class LatentSource:
     summary: str
     shape: Callable[[Geometry], tuple[int, ...]]
     make: Callable[[Model, nn.Module], Latents]
+    pictured: bool = False
+    """Whether what it makes has a picture behind it, so that the encoder can be judged on it."""
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,21 @@ One loaded model and one golden at a time, never the matrix.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fidelity import gates, golden, overflow, reach, why
 from fidelity import latents as latents_
+from fidelity.encoding import RoundTrip
 from fidelity.environment import environment_class
-from fidelity.errors import GoldenError
+from fidelity.errors import EvaluationError, GoldenError
 from fidelity.golden import Golden
 from fidelity.lazy import torch
 from fidelity.optimizations import activations, state
+from fidelity.optimizations.encode import encodes
 from fidelity.plain import Plain
-from fidelity.records import Model, ModelReach, Reference, Tiling
+from fidelity.records import DecodePlan, Model, ModelReach, Reference, Tiling
 from fidelity.registry import METRICS
 from fidelity.runner import Runner
 
@@ -50,12 +53,15 @@ class References:
         self.models, self.sources, self.root = models, sources, root
         self.device, self.suite_path = device, suite_path
         self._runners: dict[str, Runner] = {}
+        self._trips: dict[str, RoundTrip] = {}
         self._golden: tuple[tuple[str, str], Golden] | None = None
-        self._plain: Plain | None = None
+        self._pictured: Golden | None = None
+        self._plain: dict[bool, Plain] = {}
 
     def forget(self) -> None:
         """Another golden is coming: what leaned on the one before goes."""
-        self._golden = self._plain = None
+        self._golden = self._pictured = None
+        self._plain.clear()
 
     def runner(self, model: str) -> Runner:
         """The loaded model; each is loaded once."""
@@ -87,12 +93,29 @@ class References:
                 what = f"golden {certificate.model}/{certificate.latents}: its {name} is {seen}, the model's {value}"
                 raise GoldenError(f"{what}: fidelity golden approve {self.suite_path} --reason … records it anew")
 
-    def plain(self, model: str, latents: str) -> Plain:
-        """What the plain full decodes of these latents cost; one a golden."""
+    def subject(self, model: str, latents: str, plan: DecodePlan) -> tuple[Runner, Golden]:
+        """What decodes this plan, and the golden with what it is given: its latents; or, where the plan is the
+        encoder's, a round trip and the picture behind them. Raises GoldenError, and EvaluationError without a picture.
+        """
         stored = self.golden(model, latents)
-        if self._plain is None:
-            self._plain = Plain(self.runner(model), stored.latents, stored.sample)
-        return self._plain
+        if not encodes(plan):
+            return self.runner(model), stored
+        if model not in self._trips:
+            self._trips[model] = RoundTrip(self.runner(model))
+        if self._pictured is None:
+            picture = self.sources[latents].make(self.models[model], self.runner(model).module).image
+            if picture is None:
+                raise EvaluationError(f"encode: latents {latents!r} have no picture behind them")
+            self._pictured = replace(stored, latents=picture)
+        return self._trips[model], self._pictured
+
+    def plain(self, model: str, latents: str, plan: DecodePlan = DecodePlan()) -> Plain:  # noqa: B008 - frozen
+        """What plain full decodes of these latents cost, or plain round trips of their picture; one a golden."""
+        runner, stored = self.subject(model, latents, plan)
+        key = encodes(plan)
+        if key not in self._plain:
+            self._plain[key] = Plain(runner, stored.latents, stored.sample)
+        return self._plain[key]
 
     def make_latents(self, model: str, latents: str) -> Tensor:
         """The latents made anew. Raises LatentsError if they are not what the model takes."""

@@ -21,6 +21,7 @@ from typing import Any
 from fidelity import checks, grammar, oracles
 from fidelity.errors import IllegalTiling, RequestError, SuiteError
 from fidelity.estimate import time_estimate
+from fidelity.optimizations.encode import encodes
 from fidelity.plans import axes, parse_plan
 from fidelity.plans import plan as make_plan
 from fidelity.records import Case, DecodePlan, LatentSource, Limit, Model
@@ -241,6 +242,8 @@ def _case(cell: Cell, model: Model, shape: tuple[int, ...], document: grammar.Do
     else:
         limits = _needed(limits, plan, model, registry)
     expected = document.rules.expectation_for(cell)
+    if encodes(plan):
+        why = why or _unencodable(latents, check, document, registry)
     case = Case(name, latents, plan, limits=limits, expected=expected, not_applicable=why, check=check)
     declared = plan.tiling is not None and not model.family.hides_tiles
     if case.not_applicable is None and declared and case.expected.verdict == "pass":
@@ -249,6 +252,14 @@ def _case(cell: Cell, model: Model, shape: tuple[int, ...], document: grammar.Do
         except IllegalTiling as error:
             raise IllegalTiling(f"{case.id}: {error} (or cover it by an [[expect]])") from error
     return case
+
+
+def _unencodable(latents: str, check: str | None, document: grammar.Document, registry: ModuleType) -> str | None:
+    """Why these latents cannot be encoded again: there is no picture behind them."""
+    if check is not None:
+        return f"encode: {check} decodes latents, and encodes no picture"
+    pictured = _source(latents, document, registry).pictured
+    return None if pictured else f"encode: latents {latents!r} have no picture behind them; name those of a photograph"
 
 
 def _inapplicable(plan: DecodePlan, model: Model, shape: tuple[int, ...], registry: ModuleType) -> str | None:

@@ -5,8 +5,8 @@ Importing this registers them.
 
 from __future__ import annotations
 
-from fidelity.detectors import blind, temporal
+from fidelity.detectors import blind, latents, temporal
 from fidelity.detectors.cause import causes
 from fidelity.detectors.seams import seam_family
 
-__all__ = ["blind", "causes", "seam_family", "temporal"]
+__all__ = ["blind", "causes", "latents", "seam_family", "temporal"]

@@ -51,12 +51,16 @@ class FamilyBase:
     """Whether nobody knows where they lie."""
     carries: ClassVar[bool] = False
     """Whether a chunk hands a cache on to the next, so that chunks must give what all frames at once give."""
+    tiles_alike: ClassVar[bool] = False
+    """Whether its tiled encode is known to cut and blend by the law of its tiled decode, which an oracle then holds."""
     streams: ClassVar[bool] = False
     """Whether `segments` can carry a causal cache on from one part of a video to the next."""
     data_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     """Of images and samples."""
     lacks: ClassVar[frozenset[str]] = frozenset()
     """Options that the class itself refuses: `slicing`, `tiling`, `group_offload`."""
+    ignored: ClassVar[tuple[str, ...]] = ("num_batches_tracked",)
+    """Ends of keys that a weight file may have or lack, as they decode nothing: a batch norm's counter, an integer."""
     scratch: ClassVar[frozenset[str]] = frozenset()
     """Attributes that every decode leaves behind in a part of the module, and that none reads."""
     reference: ClassVar[ReferencePolicy] = "full"

@@ -17,6 +17,7 @@ class HunyuanVideoFamily(FramewiseFamily):
 
     name = "AutoencoderKLHunyuanVideo"
     summary = "KL autoencoder of HunyuanVideo: causal convolutions, GroupNorm over all frames"
+    tiles_alike = True
     defaults: ClassVar[Mapping[str, Any]] = {
         "in_channels": 3,
         "out_channels": 3,

@@ -20,6 +20,7 @@ class KLFamily(OverlapFamily):
 
     name = "AutoencoderKL"
     summary = "KL autoencoder of Stable Diffusion and FLUX.1: GroupNorm decoder, attention in the middle"
+    tiles_alike = True
     defaults: ClassVar[Mapping[str, Any]] = {
         "in_channels": 3,
         "out_channels": 3,

@@ -36,6 +36,9 @@ UNROLLED: Mapping[str, Any] = {
 class UnrolledFamily(HunyuanVideoFamily):
     """HunyuanVideo's class with weights that were trained under AutoencoderKL's padding."""
 
+    lacks = frozenset({"tiled_encode"})
+    """Its pictures are mirrored on their way in, so tiles would start at the bottom right corner."""
+
     def encode(self, module: Any, image: torch.Tensor) -> torch.Tensor:
         """AutoencoderKL pads right and bottom before it halves, this class all round: mirrored, they take the same
         pixels; `unroll` mirrors the encoder's kernels to match."""

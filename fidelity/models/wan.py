@@ -29,6 +29,7 @@ class WanFamily(StridedFamily):
     summary = "KL autoencoder of Wan 2.1 and 2.2: causal convolutions, RMS norm, streams by frame"
     temporal_controls = "streams by frame"
     streams = True
+    tiles_alike = True
     conv = "WanCausalConv3d"
     """The class of the convolutions that keep a cache, a place each."""
     defaults: ClassVar[Mapping[str, Any]] = {
