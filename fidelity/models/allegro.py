@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -82,7 +81,7 @@ class AllegroFamily(FamilyBase):
         return max(latent_size) > tiling.tile
 
     def tile_grid(self, geometry: Geometry, latent_size: tuple[int, int], tiling: Tiling) -> TileGrid:
-        """Raises IllegalTiling where cubes do not end with the picture, or blend by more than half of one or by 0."""
+        """Cubes up to the end, which the class may not reach. Raises IllegalTiling where more than two overlap."""
         axes = [_starts(self.name, name, size, tiling) for name, size in zip(("height", "width"), latent_size)]
         f, band = geometry.spatial, (tiling.tile - stride(self.name, tiling)) * geometry.spatial
         return TileGrid(
@@ -120,8 +119,9 @@ class AllegroFamily(FamilyBase):
         module.kernel, module.stride = (tile, *module.kernel[1:]), (step, *module.stride[1:])
 
     def chunks(self, geometry: Geometry, frames: int, temporal: Temporal) -> tuple[Chunk, ...]:
-        """Raises IllegalTiling as `tile_grid` does, but cubes may abut in time."""
-        return tuple(Chunk(at, at + temporal.tile) for at in _starts(self.name, "frames", frames, temporal))
+        """Cubes to the end of the video. Raises IllegalTiling as `tile_grid` does."""
+        starts = _starts(self.name, "frames", frames, temporal)
+        return tuple(Chunk(at, min(at + temporal.tile, frames)) for at in starts)
 
     def frame_axis(self, geometry: Geometry, frames: int, temporal: Temporal) -> TileAxis:
         f_t, band = geometry.temporal, temporal.tile - stride(self.name, temporal)
@@ -146,22 +146,14 @@ def _filled(module: Any, sizes: Any) -> Iterator[None]:
 
 
 def _starts(name: str, axis: str, size: int, cut: Tiling | Temporal) -> range:
-    """Where cubes begin along an axis. Raises IllegalTiling."""
+    """Where cubes begin along an axis so that they reach its end. Raises IllegalTiling."""
     step, tile = stride(name, cut), cut.tile
-    asked = f"{name} cannot cut {axis} of {size} by {tile} with overlap {cut.overlap:g}"
-    if size < tile:
-        raise IllegalTiling(f"{asked}: a cube is larger, so none is decoded; choose {size} or less")
-    if (size - tile) % step:
-        reached = tile + (size - tile) // step * step
-        raise IllegalTiling(f"{asked}: the last cube ends at {reached}, and what lies behind stays 0; nearest legal: a "
-                            f"size of {reached} or {reached + step} with this tile and overlap")  # fmt: skip
     if 2 * step < tile:
-        raise IllegalTiling(f"{asked}: more than two cubes overlap, and their weights do not sum to 1; nearest legal: "
-                            f"overlap {math.floor(tile / 2) / tile:g} with this tile")  # fmt: skip
-    if step == tile < size and isinstance(cut, Tiling):
-        raise IllegalTiling(f"{asked}: a blend over 0 pixels takes the whole cube (`-0:`) and raises; nearest legal: "
-                            f"overlap {1 / tile:g} with this tile")  # fmt: skip
-    return range(0, size - tile + 1, step)
+        raise IllegalTiling(
+            f"{name} cannot cut {axis} by {tile} with overlap {cut.overlap:g}: more than two cubes overlap, and their "
+            f"weights do not sum to 1; nearest legal: overlap {tile // 2 / tile:g}"
+        )
+    return range(0, max(size - (tile - step), 1), step)
 
 
 def _fade(tile: torch.Tensor, dim: int, band: int, rises: bool, falls: bool) -> None:
