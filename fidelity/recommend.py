@@ -1,0 +1,313 @@
+"""Which plans to take under a memory budget, each as diffusers code with what is known of it: from a run, or predicted.
+
+    for advice in recommend.from_run(run, models, Budget(4 * 2**30)):
+        print(*recommend.lines(advice), sep="\\n")
+
+From a run only what it measured counts: a plan is offered if it passed every gate, and lies on the Pareto front of
+memory, fidelity and time. `fidelity.proposals` makes the same record from predictions alone, and says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
+
+from fidelity import snippet, standings
+from fidelity.errors import EvaluationError, RequestError
+from fidelity.prediction import in_units
+from fidelity.records import DecodePlan, Model, RunResult
+from fidelity.report import words
+from fidelity.standings import ALIKE, PlanSummary
+
+HEADROOM = 0.1
+ROUNDING = 1e-3
+"""Grey levels of RMSE: two plans that differ by less are equally close to the golden."""
+PLACEHOLDER = "PATH"
+ON_CPU = re.compile(f"(?<!offload_device=){re.escape(snippet.CPU)}")
+"""Where an offload brings weights to; where they rest is the CPU on every device."""
+
+
+class Budget(Struct, frozen=True):
+    """Bytes that there are, and the share of them that a decode must leave free."""
+
+    bytes: int
+    headroom: float = HEADROOM
+
+    @property
+    def limit(self) -> int:
+        """Bytes that a plan may need at most; met when equal."""
+        return int(self.bytes * (1 - self.headroom))
+
+    def least(self, need: int) -> int:
+        """The smallest budget of this headroom that `need` bytes fit into."""
+        found = int(need / (1 - self.headroom))
+        while Budget(found, self.headroom).limit < need:
+            found += 1
+        return found
+
+
+class Offer(Struct, frozen=True):
+    """A plan to take. What was not measured, or not predicted, is None."""
+
+    plan: DecodePlan
+    need_bytes: int
+    code: str | None
+    """Lines of diffusers that load an autoencoder from PATH and configure it so; None where there are none."""
+    code_reason: str | None = None
+    merits: tuple[str, ...] = ()
+    """In what it is the best of those offered."""
+    case: str | None = None
+    """Id of its case on the yardstick, in the run's results.json."""
+    seconds: float | None = None
+    rmse: float | None = None
+    lpips: float | None = None
+    seam: float | None = None
+    work: float | None = None
+    """Predicted: pixels decoded over pixels of the picture, 1.78 where overlaps are decoded again."""
+    moved_bytes: int | None = None
+    """Predicted: weights brought to the device in one decode."""
+
+
+class Advice(Struct, frozen=True):
+    """What to take of one model's plans under one budget, cheapest (least memory) first; none where nothing fits."""
+
+    model: str
+    source: str
+    """`run` or `prediction`."""
+    budget: Budget
+    limit_bytes: int
+    offers: tuple[Offer, ...]
+    nearest: Offer | None
+    """Where nothing fits: the plan that needs least, of those that could be offered."""
+    reason: str | None
+    """Why nothing is offered."""
+    basis: tuple[str, ...]
+    """On what it rests, a sentence each."""
+
+
+# ---------------------------------------------------------------- from a run
+
+
+def from_run(run: RunResult, model_of: Callable[[str], Model], budget: Budget, only: str | None = None) -> list[Advice]:
+    """Advice for each model of a run, or `only` for one. `model_of` finds a model by name, for its code.
+
+    Raises RequestError for a partial run, for one that judged nothing against a golden, and for a model not in it.
+    """
+    if run.partial:
+        raise RequestError(f"the run of {words.suite_name(run)} is partial: what is missing was not judged; finish it "
+                           "with `fidelity run … --resume`, then recommend")  # fmt: skip
+    found = {model: held for model, held in standings.summarize(run).items() if held}
+    if not found:
+        raise RequestError(f"the run of {words.suite_name(run)} judged nothing against a golden: nothing to recommend")
+    if only is not None and only not in found:
+        raise RequestError(f"model {only!r} is not in the run of {words.suite_name(run)}: it has {', '.join(found)}")
+    return [_advise(run, model_of(name), held, budget) for name, held in found.items() if only in (None, name)]
+
+
+def _advise(run: RunResult, model: Model, held: list[PlanSummary], budget: Budget) -> Advice:
+    sound = [plan for plan in standings.recommend(held) if plan.need_bytes is not None]
+    full = [plan for plan in sound if plan.rmse is not None and plan.seconds is not None]
+    fitting = [plan for plan in full if _need(plan) <= budget.limit]
+    best = sorted(front(fitting), key=_cost)
+    least = min(full, key=_cost, default=None)
+    reason = None
+    if not full:
+        reason = "no plan passed every gate with its memory, RMSE and time measured"
+    elif not best:
+        reason = f"nothing that passed every gate fits {in_units(budget.limit)}"
+    return Advice(
+        model=model.name,
+        source="run",
+        budget=budget,
+        limit_bytes=budget.limit,
+        offers=tuple(_offer(model, plan, _merits(plan, best), _device(run)) for plan in best),
+        nearest=_offer(model, least, (), _device(run)) if least is not None and not best else None,
+        reason=reason,
+        basis=_basis(run, held, full, fitting, best),
+    )
+
+
+def front(plans: Sequence[PlanSummary]) -> list[PlanSummary]:
+    """The Pareto front of need, RMSE and time: no other needs no more, is no farther from the golden, and as fast.
+
+    RMSE within `ROUNDING` and times within `ALIKE` of each other are equal; of plans equal in all, the one with the
+    fewest settings stays.
+    """
+    kept: list[PlanSummary] = []
+    for plan in sorted(plans, key=lambda each: (_need(each), _error(each), len(each.plan.settings), _cost(each))):
+        if not any(_covers(other, plan) for other in kept):
+            kept.append(plan)
+    return [plan for plan in kept if not any(other is not plan and _covers(other, plan) for other in kept)]
+
+
+def _covers(one: PlanSummary, other: PlanSummary) -> bool:
+    """Whether the first is as good in all three: the second is then of no use. Times count beyond `ALIKE` alone."""
+    no_worse = _need(one) <= _need(other) and _error(one) <= _error(other)
+    return no_worse and (one.seconds or 0.0) <= ALIKE * (other.seconds or 0.0)
+
+
+def _need(plan: PlanSummary) -> int:
+    assert plan.need_bytes is not None
+    return plan.need_bytes
+
+
+def _error(plan: PlanSummary) -> int:
+    assert plan.rmse is not None
+    return round(plan.rmse / ROUNDING)
+
+
+def _cost(plan: PlanSummary) -> tuple[int, float, int, str]:
+    return _need(plan), plan.seconds or 0.0, len(plan.plan.settings), plan.plan.id
+
+
+def _merits(plan: PlanSummary, offered: list[PlanSummary]) -> tuple[str, ...]:
+    best = {
+        "least memory": min(map(_need, offered)) == _need(plan),
+        "closest to the golden": min(map(_error, offered)) == _error(plan),
+        "fastest": min(each.seconds or 0.0 for each in offered) == plan.seconds,
+    }
+    return tuple(name for name, is_best in best.items() if is_best)
+
+
+def _offer(model: Model, plan: PlanSummary, merits: tuple[str, ...], device: str) -> Offer:
+    lines, reason = code(model, plan.plan, device)
+    return Offer(
+        plan.plan, _need(plan), lines, reason, merits, plan.case, plan.seconds, plan.rmse, plan.lpips, plan.seam
+    )
+
+
+def _device(run: RunResult) -> str:
+    return "cuda" if str((run.suite.get("request") or {}).get("device", "cpu")).startswith("cuda") else "cpu"
+
+
+def _basis(run: RunResult, held: list[PlanSummary], full: list[PlanSummary], fitting: list[PlanSummary],
+           best: list[PlanSummary]) -> tuple[str, ...]:  # fmt: skip
+    kind = "reserved" if _device(run) == "cuda" else "allocated"
+    latents = ", ".join(dict.fromkeys(name for plan in held for name in (*plan.passed, *plan.failed)
+                                      if "~" not in name))  # fmt: skip
+    with_lpips, with_seam = (sum(getattr(plan, name) is not None for plan in full) for name in ("lpips", "seam"))
+    return (
+        f"measured with {latents} on {run.environment.get('class', 'an unnamed machine')}; memory is the largest "
+        f"{kind} peak over them",
+        f"of {len(held)} plans {len(full)} passed every gate with figures of their own, {len(fitting)} of them fit"
+        + (f", {len(best)} are on the Pareto front" if best else "")
+        + _left_out(held, full),
+        f"fidelity is RMSE, the one of the three that each of them has (LPIPS {with_lpips} of {len(full)}, seams "
+        f"{with_seam}: what is not tiled has none); the gates hold all three",
+        f"times within {ALIKE:g}× are taken as equal: each was taken once",
+    )
+
+
+def _left_out(held: list[PlanSummary], full: list[PlanSummary]) -> str:
+    why = Counter(_why(plan) for plan in held if plan not in full)
+    return f"; left out: {', '.join(f'{count} {reason}' for reason, count in why.most_common())}" if why else ""
+
+
+def _why(plan: PlanSummary) -> str:
+    if plan.failed:
+        return "failed, expected or not"
+    if plan.emulated:
+        return "emulated, without memory or time of their own"
+    if plan.missing:
+        return "not judged with all latents"
+    return "without a measured peak, RMSE or time"
+
+
+# ---------------------------------------------------------------- code
+
+
+def code(model: Model, plan: DecodePlan, device: str = "cpu") -> tuple[str | None, str | None]:
+    """Lines that load an autoencoder of this class from PATH and configure it so; or None, and why there are none."""
+    cls = model.family.name
+    if model.config.get("_class_name") != cls:
+        return None, f"{model.name} is no class of diffusers: there is no code of diffusers to paste"
+    try:
+        settings = snippet.settings(model, plan)
+    except (EvaluationError, RequestError) as error:
+        return None, str(error)
+    lines = ON_CPU.sub(f'torch.device("{device}")', settings).splitlines()
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    onto = [f'vae.to("{device}")'] if device != "cpu" and plan.offload == "none" else []
+    half = plan.dtype != "fp32" and not plan.force_upcast
+    feed = [f"# give it latents of its dtype: vae.decode(latents.to({snippet.DTYPES[plan.dtype]}))"] if half else []
+    return "\n".join([
+        "import torch",
+        *imports,
+        f"from diffusers import {cls}",
+        "",
+        f'vae = {cls}.from_pretrained("{PLACEHOLDER}").eval()  # in a pipeline: vae = pipe.vae',
+        *(line for line in lines if line not in imports),
+        *onto,
+        *feed,
+    ]), None  # fmt: skip
+
+
+# ---------------------------------------------------------------- in words
+
+
+def lines(advice: Advice) -> list[str]:
+    """The advice in words, a line each; each plan's code set in by four spaces."""
+    budget = advice.budget
+    out = [
+        f"{advice.model} · {advice.source} · budget {in_units(budget.bytes)}, {budget.headroom:.0%} of it kept free: "
+        f"at most {in_units(advice.limit_bytes)}",
+        *(f"  {sentence}" for sentence in advice.basis),
+    ]
+    if advice.reason is not None:
+        out += ["", f"{advice.reason}"]
+    for place, offer in enumerate(advice.offers, 1):
+        out += ["", f"{place}. {_title(offer)}", *_told(offer)]
+    if advice.nearest is not None:
+        need = advice.nearest.need_bytes
+        needs = f"it needs {in_units(need)}, a budget of {in_units(budget.least(need))}"
+        out += ["", f"nearest: {_title(advice.nearest)}: {needs}", *_told(advice.nearest)]
+    return out
+
+
+def _title(offer: Offer) -> str:
+    return words.plan(offer.plan) + (f"  ({', '.join(offer.merits)})" if offer.merits else "")
+
+
+def _told(offer: Offer) -> list[str]:
+    figures = [in_units(offer.need_bytes)]
+    if offer.seconds is not None:
+        figures.append(words.duration(offer.seconds))
+    for name, figure in (("RMSE", offer.rmse), ("LPIPS", offer.lpips), ("seam", offer.seam)):
+        if figure is not None:
+            figures.append(f"{name} {words.number(figure)}")
+    if offer.work is not None:
+        figures.append(f"decodes {offer.work:.2f}× the picture's pixels")
+    if offer.moved_bytes:
+        figures.append(f"moves {in_units(offer.moved_bytes)} of weights")
+    out = [f"   {' · '.join(figures)}"]
+    if offer.case is not None:
+        out.append(f"   case {offer.case}")
+    if offer.code is None:
+        return [*out, f"   no code: {offer.code_reason}"]
+    return [*out, "", *(f"    {line}".rstrip() for line in offer.code.splitlines())]
+
+
+def parse_headroom(text: str) -> float:
+    """The share of `10%`, or of `0.1`. Raises RequestError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
+    share = float(found[1]) / (100 if found[2] else 1) if found else 1.0
+    if not 0 <= share < 1:
+        raise RequestError(f"--headroom {text!r}: write a share of the budget to keep free, at least 0 % and below "
+                           "100 %, as in 10%")  # fmt: skip
+    return share
+
+
+def known(models: Mapping[str, Model], extra: Mapping[str, Model]) -> Callable[[str], Model]:
+    """Finds a model by name, `extra` first. Raises RequestError with what to say where it is unknown."""
+
+    def find(name: str) -> Model:
+        model = extra.get(name, models.get(name))
+        if model is None:
+            raise RequestError(f"model {name!r} of this run is not registered here, so its plans cannot be written as "
+                               f"code: give --model {name}=PATH (a config.json is enough), or --plugin")  # fmt: skip
+        return model
+
+    return find
