@@ -94,7 +94,9 @@ def _image_shape(name: str, count: int, size: tuple[int, int], geometry: Geometr
         raise LatentsError(f"latents {name!r}: a picture needs a model of 3-channel images, this one is of {kind}")
     if height % f or width % f:
         raise LatentsError(f"latents {name!r}: {height}×{width} is no multiple of the model's compression {f}")
-    return (count, geometry.latent_channels, height // f, width // f)
+    shape = (count, geometry.latent_channels, height // f, width // f)
+    _check_shape(shape, geometry, f"latents {name!r}")
+    return shape
 
 
 def _encode(pictures: Sequence[Image.Image], model: Model, module: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:

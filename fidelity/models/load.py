@@ -50,7 +50,7 @@ def from_path(name: str, path: str | Path) -> Model:
     config = _read_json(config_file, f"model {name!r}")
     family = _family(name, config, config_file)
     files = _shards(name, weights)
-    headers = _read_headers(name, files)
+    headers = _read_headers(name, family, files)
     model = family.describe(name, config, partial(load, name, family, config, files))
     if headers is not None:
         _check_landmarks(name, family, config, headers)
@@ -61,12 +61,17 @@ def load(name: str, family: FamilyBase, config: Mapping[str, Any], files: tuple[
     """A fresh fp32 instance on the CPU in eval mode, filled strictly. Raises ModelError."""
     try:
         module = family.build(config)
+    except ModelError as error:
+        raise ModelError(f"model {name!r}: {error}") from None
     except Exception as error:  # constructors raise whatever they like
         raise ModelError(f"model {name!r}: diffusers cannot build {family.name} from its config: "
                          f"{type(error).__name__}: {_line(error)}") from error  # fmt: skip
     module.float()
-    state = _merge(name, ((family.rename(key), value) for file in files for key, value in _read_tensors(name, file)))
-    expected = {key: tuple(value.shape) for key, value in module.state_dict().items()}
+    state = _merge(name, ((family.rename(key), value) for file in files for key, value in _read_tensors(name, file)
+                          if not _is_ignored(family, key)))  # fmt: skip
+    own = module.state_dict()
+    kept = {key: value for key, value in own.items() if _is_ignored(family, key)}
+    expected = {key: tuple(value.shape) for key, value in own.items() if key not in kept}
     problem = difference(expected, {key: tuple(value.shape) for key, value in state.items()})
     if problem:
         raise ModelError(f"model {name!r}: weights do not fit {family.name} of its config: {problem}{_hint(state)}")
@@ -76,8 +81,12 @@ def load(name: str, family: FamilyBase, config: Mapping[str, Any], files: tuple[
         bad = int((~torch.isfinite(value)).sum())
         if bad:
             raise ModelError(f"model {name!r}: weight {key!r} has {bad} of {value.numel()} values that are NaN or inf")
-    module.load_state_dict({key: value.float() for key, value in state.items()}, strict=True)
+    module.load_state_dict({**kept, **{key: value.float() for key, value in state.items()}}, strict=True)
     return module
+
+
+def _is_ignored(family: FamilyBase, key: str) -> bool:
+    return key.endswith(family.ignored)
 
 
 def difference(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str | None:
@@ -173,11 +182,12 @@ def _shards(name: str, weights: Path) -> tuple[Path, ...]:
     return files
 
 
-def _read_headers(name: str, files: tuple[Path, ...]) -> dict[str, TensorInfo] | None:
+def _read_headers(name: str, family: FamilyBase, files: tuple[Path, ...]) -> dict[str, TensorInfo] | None:
     """Names, dtypes and shapes of all files; None for a pickle, whose content is not known before it is loaded."""
     if any(file.suffix == ".bin" for file in files):
         return None
-    merged = {key: info for file in files for key, info in read_header(file, ModelError).items()}
+    merged = {key: info for file in files for key, info in read_header(file, ModelError).items()
+              if not _is_ignored(family, key)}  # fmt: skip
     odd = [f"{key}: {info.dtype}" for key, info in merged.items() if info.dtype not in FLOATS]
     if odd:
         raise ModelError(f"model {name!r}: {_some('weights', odd)} of {files[0]} are not {', '.join(FLOATS)}")

@@ -23,6 +23,7 @@ class RAEFamily(FamilyBase):
     summary = "representation autoencoder: tokens of DINOv2, SigLIP2 or MAE as latents, a transformer as decoder"
     data_range = (0.0, 1.0)
     lacks = frozenset({"tiling"})
+    ignored = ("decoder.decoder_pos_embed",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "encoder_hidden_size": 768,
         "encoder_patch_size": 14,

@@ -64,21 +64,21 @@ class TinyFamily(FamilyBase):
         return max(latent_size) > tiling.tile - int(tiling.tile * tiling.overlap)
 
     def tile_grid(self, geometry: Geometry, latent_size: tuple[int, int], tiling: Tiling) -> TileGrid:
-        """Tiles every `tile − int(tile · overlap)` latent pixels.
+        """Tiles every `tile − int(tile · overlap)` latent pixels; without an overlap they abut.
 
-        Raises IllegalTiling where nothing overlaps: the ramp then divides by −1, and later tiles weigh nothing.
+        Raises IllegalTiling where the overlap is there but below one latent pixel.
         """
         tile, overlap = tiling.tile, tiling.overlap
         asked = f"{self.name} cannot tile by {tile} with overlap {overlap:g}"
-        if tile < 2:
-            raise IllegalTiling(f"{asked}: tiles of one latent pixel cannot overlap; choose 2 or more")
+        if tile < 1:
+            raise IllegalTiling(f"{asked}: a tile has at least 1 latent pixel; choose 1 or more")
         if not (math.isfinite(overlap) and 0 <= overlap < 1):
             raise IllegalTiling(f"{asked}: an overlap is a share of the tile, at least 0 and below 1")
         band = int(tile * overlap)
-        if band < 1:
-            nearest = next(share for k in range(1, tile) if int(tile * (share := k / tile)) >= 1)
-            raise IllegalTiling(f"{asked}: it is {tile * overlap:g} latent pixels, and below 1 every tile but the "
-                                f"first weighs nothing; nearest legal: overlap {nearest!r} with this tile")  # fmt: skip
+        if overlap and band < 1:
+            shares = (k / tile for k in range(1, tile) if int(tile * (k / tile)) >= 1)
+            raise IllegalTiling(f"{asked}: {tile * overlap:g} latent pixels are rounded down to none; nearest legal: "
+                                f"overlap {next(shares, 0.0)!r} with this tile")  # fmt: skip
         f, step = geometry.spatial, tile - band
         return TileGrid(
             *(TileAxis(tuple(at * f for at in range(0, size, step)), band * f, tile * f, size * f)
@@ -113,8 +113,8 @@ class TinyFamily(FamilyBase):
 
 
 def _ramp(length: int, band: int, start: int) -> torch.Tensor:
-    """Weights of a tile along one axis: the first tile's are 1, a later one's rise over its band."""
-    return torch.ones(length) if start == 0 else (torch.arange(float(length)) / (band - 1)).clamp(0, 1)
+    """Weights of a tile along one axis: the first tile's are 1, a later one's rise over its band, if it has one."""
+    return torch.ones(length) if not (start and band) else (torch.arange(float(length)) / (band - 1)).clamp(0, 1)
 
 
 FAMILIES.add(TinyFamily.name, TinyFamily())
