@@ -35,6 +35,8 @@ LAYERS = (
         "images",
         "plans",
         "standings",
+        "exhaustion",
+        "stages",
         "rules",
         "estimate",
         "grammar",
@@ -51,7 +53,7 @@ LAYERS = (
     {"evaluator", "worker", "inspection", "predict"},
     {"pool"},
     {"runs"},
-    {"goldens", "calibrate", "folders", "report", "upstream", "recommend", "explain", "proposals", "exhaustion"},
+    {"goldens", "calibrate", "folders", "report", "upstream", "recommend", "explain", "proposals"},
     {"api"},
     {"cli", "pytest_plugin"},
 )
@@ -63,7 +65,8 @@ ONLY = {
     "pytest": {"pytest_plugin"},
 }
 NO_TORCH = ("gates", "report", "suite", "plans", "rules", "grammar", "records", "registry", "cli", "compare",
-            "comparison", "differences", "history", "trend", "snippet", "upstream", "standings", "explain")  # fmt: skip
+            "comparison", "differences", "history", "trend", "snippet", "upstream", "standings",
+            "explain", "exhaustion", "stages")  # fmt: skip
 
 
 def modules() -> dict[str, Path]:
