@@ -15,7 +15,7 @@ from fidelity.detectors.grid import Layout, layout
 from fidelity.lazy import torch
 from fidelity.records import DecodePlan, Measurement, Reason, Receipts, TileAxis
 from fidelity.registry import DETECTORS, cuts
-from fidelity.signal import DataRange, levels
+from fidelity.signal import DataRange, fold, levels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +114,8 @@ def _blurred(measurements: dict[str, Measurement], limit: float) -> Named:
 def _placed(
     candidate: Tensor, expected: Tensor, tiles: Layout, plan: DecodePlan, receipts: Receipts, data_range: DataRange
 ) -> Named:
-    """Error of the tiles' own: at the place where it is gathered, or in the tone of each."""
+    """Error of the tiles' own: at the place where it is gathered, or in the tone of each. A frame is a picture."""
+    candidate, expected = fold(candidate), fold(expected)
     error = (candidate - expected) * levels(data_range)
     squares = error.square().sum((0, 1)).double()
     total = float(squares.sum())
