@@ -205,7 +205,8 @@ class Run:
         """How far each model looks that is tiled, on the first of its latents whose reference holds."""
         wanted: dict[str, dict[tuple[str, Tiling], None]] = defaultdict(dict)
         for case in self.suite.cases:
-            if case.plan.tiling is not None and not case.not_applicable and case.check is None:
+            decodes = case.check is None and not case.plan.options.get("encode")
+            if case.plan.tiling is not None and not case.not_applicable and decodes:
                 wanted[case.model][case.latents, case.plan.tiling] = None
         held = [(one.model, one.latents) for one in self.references.values() if one.ok]
         tasks = []

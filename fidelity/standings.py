@@ -82,12 +82,13 @@ def summarize(run: RunResult) -> dict[str, list[PlanSummary]]:
 def recommend(plans: Sequence[PlanSummary], budget: int | None = None) -> list[PlanSummary]:
     """Plans that pass everywhere and need at most `budget` bytes: least peak first, then seconds, then settings.
 
-    A plan without a measured peak (emulated, or not measured) is never recommended: what it needs is not known.
+    A plan without a measured peak (emulated, or not measured) is never recommended: what it needs is not known; nor is
+    one of the encoder, whose decode is plain.
     """
     fitting = [
         plan
         for plan in plans
-        if plan.everywhere and not plan.emulated and plan.peak_bytes is not None
+        if plan.everywhere and not plan.emulated and plan.peak_bytes is not None and not plan.plan.options.get("encode")
         and (budget is None or plan.peak_bytes <= budget)
     ]  # fmt: skip
     return sorted(fitting, key=_cheapest)
