@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fidelity import snippet
-from fidelity.checks.instance import Shape, calls, corner, corner_shape, cornered, decode, half, instance, numbers
+from fidelity.checks.instance import Shape, by, corner, corner_shape, cornered, counted, decode, half, instance, numbers
 from fidelity.checks.subject import Subject
 from fidelity.errors import EvaluationError
 from fidelity.models.interface import interface
@@ -85,11 +85,11 @@ def tile_alone(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tens
     """enable_tiling with a tile and no stride cuts the picture into tiles, and leaves it its size."""
     item = corner(latents)
     with instance(runner) as vae:
-        full = decode(runner, item)
+        full, whole = counted(runner, item)
         _alone(runner.model, tuple(latents.shape))(vae)
-        sample = decode(runner, item)
-        tiled = calls(runner, item) > 1
-    return numbers(*sample.shape, tiled), numbers(*full.shape, True)
+        sample, cut = counted(runner, item)
+    runner.say(f"{by(full)} became {by(sample)} in {cut} calls of the decoder, {whole} without tiles")
+    return numbers(*sample.shape, cut > whole), numbers(*full.shape, True)
 
 
 def _arguments(model: Model, tiling: Tiling) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def tiling_arguments(runner: Subject, latents: Tensor, plan: DecodePlan) -> tupl
     """enable_tiling with arguments decodes as the same values set as attributes do."""
     assert plan.tiling is not None
     item = corner(latents)
-    by_attributes = runner.decode(item, plan, prove=False)
+    by_attributes = runner.decode(item, plan)
     with instance(runner) as vae:
         vae.enable_tiling(**_arguments(runner.model, plan.tiling))
         return decode(runner, item), by_attributes
@@ -133,15 +133,17 @@ def _zero_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
 @check("zero_argument", diagnosis=("not_engaged",), unit="arguments", lacks=_no_arguments, code=cornered(_zero_lines))
 def zero_argument(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
     """enable_tiling(x=0) sets x to 0 or refuses it."""
-    ignored = 0
+    ignored = []
     for name in _parameters(runner.model) or ():
         with instance(runner) as vae:
             try:
                 vae.enable_tiling(**{name: 0})
             except (ValueError, TypeError, NotImplementedError):  # refused: just as good
                 continue
-            ignored += getattr(vae, name) != 0
-    return numbers(ignored), numbers(0)
+            if getattr(vae, name) != 0:
+                ignored.append(f"{name} stayed {getattr(vae, name)}")
+    runner.say(", ".join(ignored))
+    return numbers(len(ignored)), numbers(0)
 
 
 def _own_tile(model: Model, shape: Shape) -> Act:
@@ -169,6 +171,7 @@ def disable_forgets(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple
         vae.disable_tiling()
         after = _settings(vae)
     changed = [name for name in after if after[name] != before.get(name)]
+    runner.say(", ".join(f"{name} {before.get(name)} → {after[name]}" for name in changed))
     return numbers(len(changed)), numbers(0)
 
 
@@ -188,20 +191,19 @@ def disable_restores(runner: Subject, latents: Tensor, plan: DecodePlan) -> tupl
 
 
 def _one_way(model: Model, shape: Shape, *, across: bool) -> Act:
-    """Tiles that hold the picture's height and half its width; not `across`: the other way round."""
-    geometry, (height, width) = model.geometry, corner_shape(shape)[-2:]
-    height, width = (min(height, width), max(height, width)) if across else (max(height, width), min(height, width))
-    square = max(1, (width if across else height) // 2)
-    tall, wide = (height, square) if across else (square, width)
+    """Tiles as long as the corner's longer side one way, as its shorter side `across`, or else down; they abut."""
+    short, long = sorted(corner_shape(shape)[-2:])
+    tall, wide = (long, short) if across else (short, long)
     names = interface(model.family.name).attributes
 
     def act(vae: Any) -> None:
-        model.family.set_tiling(vae, geometry, Tiling(square, 0.0))
+        model.family.set_tiling(vae, model.geometry, Tiling(short, 0.0))
         for side, tile in (("height", tall), ("width", wide)):
-            for name, unit in ((f"tile_sample_min_{side}", geometry.spatial), (f"tile_latent_min_{side}", 1),
-                               (f"tile_sample_stride_{side}", geometry.spatial)):  # fmt: skip
-                if name in names:
-                    setattr(vae, name, tile * unit)
+            sizes = {"sample_min": tile * model.geometry.spatial, "latent_min": tile,
+                     "sample_stride": tile * model.geometry.spatial}  # fmt: skip
+            for kind, size in sizes.items():
+                if f"tile_{kind}_{side}" in names:
+                    setattr(vae, f"tile_{kind}_{side}", size)
 
     return act
 
@@ -215,18 +217,21 @@ def _one_way_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
     "one_way", diagnosis=("geometry",), unit="cuts", sets="tiling", lacks=_no_two_sides, code=cornered(_one_way_lines)
 )
 def one_way(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
-    """Tiles as high as the picture cut a wide one into columns, tiles as wide as a tall one cut it into rows."""
+    """Tiles higher than a wide picture cut it into columns, tiles wider than a tall one cut it into rows."""
     item = corner(latents)
     if item.shape[-2] == item.shape[-1]:
         raise EvaluationError("one_way: the latents are square, so height and width cannot be told apart: name others")
     wide = item if item.shape[-1] > item.shape[-2] else item.transpose(-1, -2).contiguous()
     seen: list[float] = []
     wanted: list[float] = []
+    said: list[str] = []
     for across, picture in ((True, wide), (False, wide.transpose(-1, -2).contiguous())):
         with instance(runner) as vae:
-            full, whole = decode(runner, picture), calls(runner, picture)
+            full, whole = counted(runner, picture)
             _one_way(runner.model, tuple(latents.shape), across=across)(vae)
-            sample, cut = decode(runner, picture), calls(runner, picture)
+            sample, cut = counted(runner, picture)
+        said.append(f"{by(full)} became {by(sample)} in {cut} calls of the decoder, {whole} without tiles")
         seen += [*sample.shape, cut / whole]
-        wanted += [*full.shape, 2]
+        wanted += [*full.shape, -(-wide.shape[-1] // wide.shape[-2])]
+    runner.say("; ".join(said))
     return numbers(*seen), numbers(*wanted)

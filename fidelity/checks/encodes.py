@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fidelity import snippet
-from fidelity.checks.instance import Shape, corner, cornered, decode, encode, instance, numbers
+from fidelity.checks.instance import Shape, by, corner, cornered, decode, encode, instance, numbers
 from fidelity.checks.outputs import lacking
 from fidelity.checks.subject import Subject
 from fidelity.errors import EvaluationError
@@ -69,6 +69,7 @@ def encode_size(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Ten
     item = corner(latents)
     with instance(runner):
         encoded = encode(runner, _picture(runner, item))
+    runner.say(f"latents {by(item)} were encoded again to {by(encoded)}")
     return numbers(*encoded.shape), numbers(*item.shape)
 
 
@@ -100,13 +101,17 @@ def encode_tiled(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Te
     with instance(runner):
         picture = _picture(runner, item)
         plain = encode(runner, picture)
-    with runner.runner.applied(plan):
+    with runner.applied(plan) as run:
+        run(item)  # proves that the plan is in force
         tiled = encode(runner, picture)
     if tiled.shape != plain.shape:
+        runner.say(f"latents {by(plain)} became {by(tiled)}")
         return numbers(*tiled.shape), numbers(*plain.shape)
     if torch.equal(tiled, plain):
         raise EvaluationError("encode_tiled: the latents are those of a plain encode: it was not cut into tiles")
-    return numbers(*_shift(tiled, plain)), numbers(0, 0)
+    down, right = _shift(tiled, plain)
+    runner.say(f"the lower right quarter lies {down} rows and {right} columns beside its place")
+    return numbers(down, right), numbers(0, 0)
 
 
 def _shift(tiled: Tensor, plain: Tensor) -> tuple[int, int]:

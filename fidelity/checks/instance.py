@@ -78,19 +78,24 @@ def encode(runner: Subject, sample: Tensor) -> Tensor:
     return runner.model.family.encode(runner.module, fed).detach().to("cpu", torch.float32).clone()
 
 
-def calls(runner: Subject, latents: Tensor) -> int:
-    """How often the decoder is called for these latents. Raises EvaluationError if it never is."""
+def counted(runner: Subject, latents: Tensor) -> tuple[Tensor, int]:
+    """The sample, and how often the decoder was called for it. Raises EvaluationError if it never was."""
     seen: list[None] = []
     handle = runner.model.family.decoder(runner.module).register_forward_hook(lambda *_: seen.append(None))
     try:
-        decode(runner, latents)
+        sample = decode(runner, latents)
     finally:
         handle.remove()
     if not seen:
         raise EvaluationError("the decoder submodule was never called: how it is cut cannot be told")
-    return len(seen)
+    return sample, len(seen)
 
 
 def numbers(*values: float) -> Tensor:
-    """(n,) counts, to be compared one by one."""
-    return torch.tensor([float(value) for value in values])
+    """(1, 1, 1, n) counts, to be compared one by one."""
+    return torch.tensor([float(value) for value in values]).view(1, 1, 1, -1)
+
+
+def by(sample: Tensor) -> str:
+    """A shape in words: 1×3×9×64×80."""
+    return "×".join(map(str, sample.shape))

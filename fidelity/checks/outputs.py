@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from fidelity.lazy import torch
 from fidelity.models.interface import interface
 from fidelity.records import DecodePlan, Model
 from fidelity.registry import check
+from fidelity.runner import sample_of
 from fidelity.snippet import Script
 
 if TYPE_CHECKING:
@@ -52,8 +54,8 @@ def _alone_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
 def batch_alone(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
     """A batch gives what each of its items gives when it is decoded alone."""
     pair = corner(latents, items=2)
-    alone = torch.cat([runner.decode(item, plan, prove=False) for item in pair.split(1)])
-    return runner.decode(pair, plan, prove=False), alone
+    alone = torch.cat([runner.decode(item, plan) for item in pair.split(1)])
+    return runner.decode(pair, plan), alone
 
 
 def _tuple_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
@@ -67,20 +69,32 @@ def _tuple_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
 def tuple_output(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
     """decode(…, return_dict=False) gives a tuple whose first entry is the sample."""
     item = corner(latents)
+    whole, bare = _raw(runner, item), _raw(runner, item, return_dict=False)
+    if not isinstance(bare, tuple):
+        raise EvaluationError(f"tuple_output: decode(…, return_dict=False) gave no tuple but {type(bare).__name__}")
+    return sample_of(bare).float(), sample_of(whole).float()
+
+
+def _raw(runner: Subject, latents: Tensor, **asked: Any) -> Any:
+    """What the class's own decode returns, before the family makes a sample of it."""
+    given: list[Any] = []
     with instance(runner) as vae:
-        sample = decode(runner, item)
         whole = vae.decode
-        given: list[Any] = []
 
-        def asked(*args: Any, **kwargs: Any) -> Any:
-            given.append(whole(*args, **{**kwargs, "return_dict": False}))
-            return given[-1]
+        def spy(*args: Any, **kwargs: Any) -> Any:
+            given.append(whole(*args, **{**kwargs, **asked}))
+            raise _Seen
 
-        vae.decode = asked
-        plain = decode(runner, item)
-    if not given or not isinstance(given[0], tuple):
-        raise EvaluationError(f"decode(…, return_dict=False) gave {type(given[0]).__name__ if given else 'nothing'}")
-    return plain, sample
+        vae.decode = spy
+        with suppress(_Seen):
+            decode(runner, latents)
+    if not given:
+        raise EvaluationError(f"{runner.model.family.name} does not call its class's decode")
+    return given[0]
+
+
+class _Seen(Exception):
+    """Ends a decode whose output was taken."""
 
 
 def _dtype_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
@@ -92,11 +106,11 @@ def _dtype_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
 @check("half_output", diagnosis=("dtype",), unit="bytes", needs="precision", code=cornered(_dtype_lines))
 def half_output(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
     """A half-precision decode gives half-precision samples, however it is cut."""
-    with runner.runner.applied(plan) as run:
-        _, receipts = run(corner(latents))
-    given = receipts["decoder"]["output"]
+    runner.decode(corner(latents), plan)
+    given = runner.receipts["decoder"]["output"]
     if given not in BYTES:
         raise EvaluationError(f"half_output: the sample is {given}, whose size is not known here")
+    runner.say(f"the sample is {given}")
     return numbers(BYTES[given]), numbers(4 if plan.force_upcast else 2)
 
 
@@ -108,14 +122,17 @@ def frames_aligned(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[
     """A video that is decoded in chunks shows each frame at its own time."""
     assert plan.temporal is not None
     item, family, geometry = corner(latents), runner.model.family, runner.model.geometry
-    full = runner.decode(item, replace(plan, temporal=None), prove=False)
-    cut = runner.decode(item, plan, prove=False)
+    full = runner.decode(item, replace(plan, temporal=None))
+    cut = runner.decode(item, plan)
     if cut.shape != full.shape:
+        runner.say(f"{full.shape[2]} frames became {cut.shape[2]}")
         return numbers(cut.shape[2]), numbers(full.shape[2])
     starts = family.frame_axis(geometry, item.shape[2], plan.temporal).edges
     if not starts:
         raise EvaluationError("frames_aligned: the plan makes one chunk of these latents: name a shorter one")
-    return numbers(_shift(cut, full, starts[0], geometry.temporal)), numbers(0)
+    late = _shift(cut, full, starts[0], geometry.temporal)
+    runner.say(f"from frame {starts[0]} on, the chunks show each frame {late} late")
+    return numbers(late), numbers(0)
 
 
 def _shift(cut: Tensor, full: Tensor, start: int, most: int) -> int:
@@ -170,6 +187,7 @@ def framewise_remembers(runner: Subject, latents: Tensor, plan: DecodePlan) -> t
         cut = moved()
     if not full:
         raise EvaluationError("framewise_remembers: the full decode does not look back either: nothing to remember")
+    runner.say(f"frame {first_after}, the first of the second batch, does not know the latent frame before it")
     return numbers(cut), numbers(full)
 
 
