@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -15,6 +14,7 @@ from fidelity.models import legal_tiles
 from fidelity.optimizations import activations
 from fidelity.records import Headroom, LatentSource, Model, Reach, Tiling
 from fidelity.runner import Runner
+from fidelity.tiles import ranges
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,7 +129,7 @@ def lines(found: Inspection) -> list[str]:
         f"reference     {found.reference}",
         f"decoder       {found.decoder_weights:,} weights, {found.decoder_bytes / 2**20:.1f} MiB at fp32",
     ]
-    out += [f"tiles o={overlap:<5} {_ranges(tiles)}" for overlap, tiles in found.legal_tiles.items()]
+    out += [f"tiles o={overlap:<5} {ranges(tiles)}" for overlap, tiles in found.legal_tiles.items()]
     out += [f"round trip    {name}: {psnr:.2f} dB" for name, psnr in found.round_trip.items()]
     return [*out, *_reach_lines(found), *_headroom_lines(found.headroom)]
 
@@ -181,13 +181,3 @@ def _headroom_lines(room: Headroom) -> list[str]:
         times = "0" if layer.headroom is None else f"{layer.headroom:.3g}"
         out.append(f"  headroom {times:>8}×  {layer.name} ({layer.kind}), at most {seen}")
     return out
-
-
-def _ranges(numbers: tuple[int, ...]) -> str:
-    """`4, 8, … 128 (every 4)`, or the numbers themselves."""
-    if not numbers:
-        return "none"
-    steps = {b - a for a, b in pairwise(numbers)}
-    if len(numbers) > 3 and len(steps) == 1:
-        return f"{numbers[0]}, {numbers[1]}, … {numbers[-1]} (every {steps.pop()})"
-    return ", ".join(map(str, numbers))

@@ -28,6 +28,7 @@ LAYERS = (
         "stub",
         "coverage",
         "scaling",
+        "tiles",
         "snippet",
         "noise",
         "golden",
@@ -165,6 +166,7 @@ HEAVY = {"torch", "diffusers", "accelerate", "transformers", "lpips", "torchmetr
         ["--help"],
         *(["ls", kind] for kind in ("models", "latents", "optimizations", "metrics", "detectors", "checks", "suites")),
         ["validate", "suites/reference.toml"],
+        ["tiles", "wan21", "--size", "480x832", "--tile", "32"],
     ],
     ids=" ".join,
 )
