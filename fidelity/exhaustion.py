@@ -94,7 +94,7 @@ _KERNEL = re.compile(
 _LIMIT = re.compile(r"memory: usage (\d+)kB, limit (\d+)kB")
 _SILENT: tuple[tuple[Allocator, re.Pattern[str]], ...] = (
     ("CUDA", re.compile(r"(?:CUDNN|CUBLAS)_STATUS_ALLOC_FAILED|CUDA error: out of memory")),
-    ("CUDA", re.compile(r"(?:Error|!!!):? Allocation on device(?! \d+ would)")),
+    ("CUDA", re.compile(r"(?:(?<=Error: )|(?<=!!! ))Allocation on device(?! \d+ would)")),
     ("HIP", re.compile(r"HIP error: out of memory|miopenStatusAllocFailed")),
     ("Python", re.compile(r"^MemoryError\b|std::bad_alloc", re.MULTILINE)),
     ("kernel", re.compile(r"^Killed\s*$|\b\d+ Killed\b|exit (?:code|status) 137\b|\bSIGKILL\b", re.MULTILINE)),
@@ -113,7 +113,7 @@ def parse(text: str, name: str = "the log") -> Exhaustion:
     bars = re.findall(r"100%\|[^|\n]*\| *(\d+)/\1 ", before)
     return replace(
         refusal,
-        frames=_frames_of(plain, place, [at for at, _ in found]),
+        frames=() if refusal.allocator == "kernel" else _frames_of(plain, place, [at for at, _ in found]),
         shapes=tuple(_shapes(before)),
         progress=f"{bars[-1]}/{bars[-1]}" if bars else "",
         count=_times(found),
@@ -167,9 +167,10 @@ def _gpu(found: re.Match[str], text: str) -> Exhaustion:
     reserved = _figure(told, rf"{SIZE} reserved in total", rf"{SIZE} cached")
     if idle is None and reserved is not None and allocated is not None:
         idle = max(0, reserved - allocated)
+    free = _figure(told, rf"of which {SIZE} is free", rf"{SIZE} free;")
     limit = _figure(told, rf"{SIZE} allowed;")
-    if limit is not None and total is not None:  # a share that the program set itself
-        total = min(limit, total)
+    if limit is not None and total is not None and limit < total:  # a share that the program set itself
+        total, free = limit, max(0, limit - (allocated or 0) - (idle or 0))
     processes = re.findall(rf"Process \d+ has {SIZE} memory in use", told)
     own = _figure(told, rf"this process has {SIZE} memory in use")
     return Exhaustion(
@@ -177,7 +178,7 @@ def _gpu(found: re.Match[str], text: str) -> Exhaustion:
         _line(text, found),
         _bytes(found, 2),
         total=total,
-        free=_figure(told, rf"of which {SIZE} is free", rf"{SIZE} free;"),
+        free=free,
         allocated=allocated,
         idle=idle,
         others=sum(_size(*each) for each in processes) if processes and own is not None else None,
@@ -205,9 +206,8 @@ def _kilobytes(text: str) -> int:
 
 
 def _line(text: str, found: re.Match[str]) -> str:
-    start = text.rfind("\n", 0, found.start()) + 1
     end = text.find("\n", found.end())
-    return " ".join(text[start : end if end >= 0 else None].split())
+    return " ".join(text[found.start() : end if end >= 0 else None].split())
 
 
 def _shapes(text: str) -> Iterator[tuple[int, ...]]:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from fidelity.errors import RequestError
 from fidelity.exhaustion import Exhaustion, Frame, parse
 from fidelity.prediction import in_units
-from fidelity.stages import STAGES, Stage, operator_of, stage_of
+from fidelity.stages import STAGES, Stage, innermost, operator_of, stage_of
 
 Change = Literal["tile", "overlap", "assembly", "conversion", "dtype", "slicing", "resident", "fragmentation"]
 
@@ -34,7 +34,7 @@ CHANGES: dict[Change, str] = {
     "dtype": "the dtype: half precision",
     "slicing": "slicing: one item of the batch at a time",
     "resident": "what else is in memory: other models, other processes",
-    "fragmentation": "the allocator: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "fragmentation": "the allocator, whose room is in pieces: expandable_segments:True, or empty_cache before",
 }
 
 
@@ -44,8 +44,10 @@ class Explanation(Struct, frozen=True):
     stage: Stage
     where: str
     """The frame that says so; empty where none does."""
+    module: str
+    """The innermost frame outside of torch and numpy; empty where there is none."""
     operator: str
-    """The innermost call of torch or numpy; empty where the log shows none."""
+    """The innermost call that the log shows; empty where it shows none."""
     change: tuple[Change, ...]
     """What to change, what helps most first; none where that cannot be told."""
     derived: tuple[str, ...]
@@ -67,10 +69,8 @@ def explain(text: str, name: str = "the log") -> Explanation:
             f"{name}: memory ran out, but no frame of an autoencoder, a pipeline or an image processor led there: the "
             f"innermost is {refusal.frames[-1].where}; looked for diffusers' and ComfyUI's files"
         )
-    change, derived, untold = _judged(stage, refusal, frame)
-    return Explanation(
-        stage, frame.where if frame else "", operator_of(refusal.frames), change, derived, untold, refusal
-    )
+    where, inner = (each.where if each is not None else "" for each in (frame, innermost(refusal.frames)))
+    return Explanation(stage, where, inner, operator_of(refusal.frames), *_judged(stage, refusal, frame), refusal)
 
 
 # ---------------------------------------------------------------- what follows
@@ -79,21 +79,27 @@ def explain(text: str, name: str = "the log") -> Explanation:
 def _judged(
     stage: Stage, refusal: Exhaustion, frame: Frame | None
 ) -> tuple[tuple[Change, ...], tuple[str, ...], tuple[str, ...]]:
-    change: list[Change] = ["fragmentation"] if _is_fragmented(refusal) else []
+    pieces: list[Change] = ["fragmentation"] if _is_fragmented(refusal) else []
+    change: list[Change] = [] if stage in OTHERS else [*pieces]
     derived = list(_sums(refusal))
+    text = frame.text if frame is not None else ""
+    if stage in ("tile", "decode", "convert") or "cat(result_rows" in text:
+        change += ["resident"] if _others_hold_most(refusal) else []
+        derived += _of_others(refusal)
     if stage in ("tile", "decode"):
-        change += _tiles_or_others(refusal)
+        change += ["slicing"] if _batch(refusal) > 1 else []
+        change += ["tile", "dtype"]
         derived += _for_tiles(stage, refusal)
     elif stage in OTHERS:
         change += OTHERS[stage]
         if stage in ("blend", "assemble"):
-            derived += _for_output(stage, refusal, frame)
+            derived += _for_output(stage, refusal, text)
         elif stage == "convert":
             derived += _for_conversion(refusal)
         else:
             derived.append(WHY.get(stage, f"no autoencoder was decoding ({STAGES[stage]}): tile, overlap and dtype of "
                                           "the decode change nothing here"))  # fmt: skip
-    return tuple(dict.fromkeys(change)), tuple(derived), tuple(_untold(stage, refusal))
+    return tuple(dict.fromkeys([*change, *pieces])), tuple(derived), tuple(_untold(stage, refusal))
 
 
 OTHERS: dict[Stage, tuple[Change, ...]] = {
@@ -135,7 +141,7 @@ def _sums(refusal: Exhaustion) -> Iterator[str]:
 
 def _is_fragmented(refusal: Exhaustion) -> bool:
     asked, free, idle = refusal.requested, refusal.free, refusal.idle
-    return None not in (asked, free, idle) and free < asked <= free + idle  # type: ignore[operator]
+    return None not in (asked, free, idle) and asked <= free + idle  # type: ignore[operator]
 
 
 def _others(refusal: Exhaustion) -> int:
@@ -150,18 +156,23 @@ def _others(refusal: Exhaustion) -> int:
 # ---------------------------------------------------------------- while the decoder ran
 
 
-def _tiles_or_others(refusal: Exhaustion) -> list[Change]:
-    """What to change of a decoder that ran out: what takes most comes first."""
-    change: list[Change] = ["tile", "dtype"]
-    if _batch(refusal) > 1:
-        change.insert(0, "slicing")
+def _others_hold_most(refusal: Exhaustion) -> bool:
+    """Whether more is held by something else than the tensors of one stage can be, this request included."""
+    asked, held, total = refusal.requested, refusal.allocated, refusal.total
+    if asked is None or held is None or (total is not None and asked > total):
+        return False
+    return held - ALIVE * asked + _others(refusal) > (ALIVE + 1) * asked
+
+
+def _of_others(refusal: Exhaustion) -> Iterator[str]:
     asked, held = refusal.requested, refusal.allocated
-    if asked is not None and held is not None:
-        own, others = ALIVE * asked, held - ALIVE * asked + _others(refusal)
-        larger_than_all = refusal.total is not None and asked > refusal.total
-        if others > own + asked and not larger_than_all:
-            change.insert(0, "resident")
-    return change
+    if asked is None or held is None or held <= ALIVE * asked:
+        return
+    yield (
+        f"a decode holds at most {ALIVE} tensors of one size at once, so that {ALIVE} × {in_units(asked)} = "
+        f"{in_units(ALIVE * asked)} can be this stage's; at least {in_units(held)} − {in_units(ALIVE * asked)} = "
+        f"{in_units(held - ALIVE * asked)} are something else: weights, other models, earlier results"
+    )
 
 
 def _batch(refusal: Exhaustion) -> int:
@@ -174,7 +185,7 @@ def _for_tiles(stage: Stage, refusal: Exhaustion) -> Iterator[str]:
     """Whether a smaller tile helps, or what else is in memory must go."""
     if stage == "decode":
         yield "no frame of a tiled decode: tiling was off, or the picture within one tile"
-    asked, held, batch = refusal.requested, refusal.allocated, _batch(refusal)
+    asked, batch = refusal.requested, _batch(refusal)
     if asked is None:
         return
     if batch > 1:
@@ -183,13 +194,6 @@ def _for_tiles(stage: Stage, refusal: Exhaustion) -> Iterator[str]:
             f"{in_units(asked // batch)}"
         )
     yield from _fitting(refusal)
-    if held is not None and held > ALIVE * asked:
-        own = ALIVE * asked
-        yield (
-            f"a decoder holds at most {ALIVE} tensors of one size at once, so that {ALIVE} × {in_units(asked)} = "
-            f"{in_units(own)} can be the {'tile' if stage == 'tile' else 'decode'}'s; at least {in_units(held)} − "
-            f"{in_units(own)} = {in_units(held - own)} are something else: weights, other models, earlier results"
-        )
     if refusal.free:
         share = refusal.free / asked
         if share < 1:
@@ -211,7 +215,7 @@ def _fitting(refusal: Exhaustion) -> Iterator[str]:
         f"1×{channels}×{side}×{side} {dtype}"
         for channels in CHANNELS
         for dtype, each in (("fp32", 4), ("fp16 or bf16", 2))
-        for side in range(8, 16385, 8)
+        for side in range(32, 16385, 32)
         if low <= channels * side * side * each <= high
     ]
     if 0 < len(found) <= MOST:
@@ -243,8 +247,7 @@ def size_range(refusal: Exhaustion) -> tuple[int, int]:
 # ---------------------------------------------------------------- after the decoder
 
 
-def _for_output(stage: Stage, refusal: Exhaustion, frame: Frame | None) -> Iterator[str]:
-    asked, text = refusal.requested, frame.text if frame is not None else ""
+def _for_output(stage: Stage, refusal: Exhaustion, text: str) -> Iterator[str]:
     if stage == "blend":
         yield (
             "blending works in place, a line of pixels at a time: what fills the memory are the decoded tiles, all of "
@@ -252,11 +255,13 @@ def _for_output(stage: Stage, refusal: Exhaustion, frame: Frame | None) -> Itera
             "0.25 and 1 at 0, whatever the tile: a smaller overlap lowers that, a smaller tile does not"
         )
         return
-    size = f" of {in_units(asked)}" if asked is not None else ""
-    yield f"the decoder was done: `{text}` asks for {_output(text)}{size}, which is as large with any tile"
+    what, why = next((said for part, said in OUTPUTS.items() if part in text), ("a part of the output", ""))
+    asked = refusal.requested
+    size = f" ({in_units(asked)})" if asked is not None else ""
+    yield f"no decoder was running: `{text}` asks for {what}{size}{why}"
     if asked is None:
         return
-    if "result_rows" in text:
+    if "cat(result_rows" in text:
         together = in_units(round(asked * 3.78))
         yield (
             f"beside it lie the rows that it joins, {in_units(asked)} as well, and all decoded tiles, 1 / (1 − o)² "
@@ -269,9 +274,13 @@ def _for_output(stage: Stage, refusal: Exhaustion, frame: Frame | None) -> Itera
     yield f"as RGB it has {pixels}"
 
 
-def _output(text: str) -> str:
-    names = {"slices": "the output of all items", "result_rows": "the whole output", "result_row": "a row of tiles"}
-    return next((name for part, name in names.items() if part in text), "a part of the output")
+OUTPUTS = {
+    "decoded_slices": ("the output of all items", ", beside that of each item: as large with any tile"),
+    "cat(result_rows": ("the whole output", ": as large with any tile"),
+    "cat(result_row": ("a row of tiles", ": all rows together are the whole output, with any tile"),
+    "[out, out_]": ("all frames so far", ", beside the same frames before: as large with any tile"),
+}
+"""What a line that joins tensors makes, and what follows."""
 
 
 def _for_conversion(refusal: Exhaustion) -> Iterator[str]:
@@ -322,7 +331,7 @@ def lines(found: Explanation) -> list[str]:
     )
     out = [f"{refusal.allocator} ran out: {asked}{times}", f"stage    {STAGES[found.stage]}"]
     if found.where:
-        out.append(f"         {found.where}" + (f", in {found.operator}" if found.operator else ""))
+        out.append(f"         {' › '.join(dict.fromkeys(filter(None, (found.where, found.module, found.operator))))}")
     out += [f"derived  {sentence}" for sentence in found.derived]
     out += [f"change   {place}. {CHANGES[change]}" for place, change in enumerate(found.change, 1)]
     if not found.change:
