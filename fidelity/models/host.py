@@ -110,16 +110,15 @@ def cut(decode: Callable[[Tensor], Tensor], latents: Tensor, tile: int, overlap:
 
 
 def _mix(before: Tensor, after: Tensor, band: int, dim: int) -> Tensor:
-    """`after`, its first pixels along `dim` mixed with the last of `before`, line by line as diffusers does."""
+    """`after`, its first pixels along `dim` mixed with the last of `before`; a product rounds as the dtype does."""
     extent = min(before.shape[dim], after.shape[dim], band)
     if not extent:
         return after
-    tail, head = before.narrow(dim, before.shape[dim] - extent, extent), after.narrow(dim, 0, extent)
-    lines = [
-        tail.select(dim, at) * (1 - at / extent) + head.select(dim, at) * (at / extent) for at in range(extent)
-    ]  # weights as Python numbers: they take part in half precision as diffusers' do
-    mixed = torch.stack(lines, dim=dim)
-    return torch.cat([mixed, after.narrow(dim, extent, after.shape[dim] - extent)], dim=dim)
+    later = torch.arange(extent, device=after.device, dtype=torch.float64) / extent
+    weights = [each.float().view(-1, *[1] * (-1 - dim)) for each in (1 - later, later)]
+    sides = before.narrow(dim, before.shape[dim] - extent, extent), after.narrow(dim, 0, extent)
+    mixed = sum((side.float() * weight).to(after.dtype) for side, weight in zip(sides, weights))
+    return torch.cat([mixed, after.narrow(dim, extent, after.shape[dim] - extent)], dim=dim)  # type: ignore[list-item]
 
 
 # ---------------------------------------------------------------- shapes alone

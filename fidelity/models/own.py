@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fidelity.errors import EvaluationError, FidelityError, IllegalTiling, ModelError, PluginError
+from fidelity.errors import EvaluationError, FidelityError, IllegalTiling, LatentsError, ModelError, PluginError
 from fidelity.lazy import torch
 from fidelity.models.base import _first
 from fidelity.models.host import host, is_fake, on_shapes, really
@@ -167,8 +167,8 @@ class OwnFamily(StridedFamily):
 
     def encode(self, module: Any, image: Tensor) -> Tensor:
         if module.encoder is None:
-            raise ModelError(f"model {self.name!r} has no encoder, so it takes no pictures: give it one (encoder=), or "
-                             "latents that are drawn or a file's")  # fmt: skip
+            raise LatentsError(f"model {self.name!r} has no encoder, so it takes no pictures: give it one (encoder=), "
+                               "or latents that are drawn or a file's")  # fmt: skip
         return _first(module.encoder(image), ("latents", "latent"))
 
     def decode(self, module: Any, latents: Tensor) -> Tensor:

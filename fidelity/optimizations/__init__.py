@@ -7,7 +7,18 @@ with apply_plan(module, plan, model=model, device="cpu") as proofs, observe(modu
 
 from __future__ import annotations
 
-from fidelity.optimizations import encode, offload, precision, ramp_tiling, slicing, state, streaming, temporal, tiling
+from fidelity.optimizations import (
+    encode,
+    offload,
+    precision,
+    preview,
+    ramp_tiling,
+    slicing,
+    state,
+    streaming,
+    temporal,
+    tiling,
+)
 from fidelity.optimizations.observe import observe
 from fidelity.optimizations.plan import apply_plan, frame_axis, frame_chunks, inapplicable, tile_grid
 
@@ -20,6 +31,7 @@ __all__ = [
     "observe",
     "offload",
     "precision",
+    "preview",
     "ramp_tiling",
     "slicing",
     "state",

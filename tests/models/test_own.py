@@ -14,7 +14,7 @@ from torch import nn
 import fidelity
 from fidelity import DecodePlan, Geometry, RequestError, Scaling, Tiling, decoder, registry, weights
 from fidelity.api import _bench
-from fidelity.errors import IllegalTiling, ModelError, PluginError
+from fidelity.errors import IllegalTiling, LatentsError, ModelError, PluginError
 from fidelity.evaluator import Evaluator
 from fidelity.models import from_path
 from fidelity.predict import predict
@@ -137,7 +137,7 @@ def test_a_sample_unlike_the_declared_geometry_is_refused_at_loading(own):
 
 def test_pictures_need_an_encoder(own):
     model = own(Net)
-    with pytest.raises(ModelError, match="'own' has no encoder"):
+    with pytest.raises(LatentsError, match="'own' has no encoder"):
         registry.LATENTS.get("photo-pair").make(model, model.load())
     model = own(bound, "both", encoder=lambda: Auto().encode)
     made = registry.LATENTS.get("photo-pair").make(model, model.load())

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Train the preview decoder `reference-tiny`: an AutoencoderTiny that gives in one small pass what reference-kl gives.
 
-    python train.py --images FOLDER --steps 1500 --threads 1 --out OUT
+    python train.py --images FOLDER --out OUT
 
 A distillation: nothing but reference-kl's own latents and decodes are shown to it. Pictures, crops and augmentations
 are those of ../reference_kl/train_reference_kl.py (FOLDER as there); latents are scaled as a denoiser gives them
@@ -36,6 +36,7 @@ def arguments():
     parser.add_argument("--images", help="folder of further images with licences.json")
     parser.add_argument("--out", default="out", type=Path)
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--stop", type=int, default=1250, help="end after this many of them: the rest is a low rate")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--widths", default="24,32", help="channels of the encoder and of the decoder")
     parser.add_argument("--lr", type=float, default=1e-3, help="highest learning rate")
@@ -98,7 +99,7 @@ def main():
     print(f"{len(entries)} pictures, encoder {sizes[0]}, decoder {sizes[1]} weights", flush=True)
 
     start, sums = time.time(), []
-    for step in range(args.steps):
+    for step in range(min(args.steps, args.stop)):
         share = step / args.steps
         count, size = [(b, s) for since, b, s in PHASES if share >= since][-1]
         rate = args.lr * min(1, (step + 1) / 100) * (0.49 * (1 + math.cos(math.pi * share)) + 0.02)
