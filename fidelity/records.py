@@ -231,6 +231,9 @@ class Family(Protocol):
     def build(self, config: Mapping[str, Any]) -> nn.Module:
         """An instance without trained weights (fp32, CPU, eval); the loader fills it strictly."""
 
+    def absent(self) -> str | None:
+        """Why no instance can be built with what is installed, or None; imports neither torch nor diffusers."""
+
     def encode(self, module: nn.Module, image: torch.Tensor) -> torch.Tensor:
         """Latents as the decoder takes them (posterior mode) of an image (B, 3, H, W) in the declared range."""
 

@@ -263,7 +263,10 @@ def _unencodable(latents: str, check: str | None, document: grammar.Document, re
 
 
 def _inapplicable(plan: DecodePlan, model: Model, shape: tuple[int, ...], registry: ModuleType) -> str | None:
-    """Why the first setting that cannot apply cannot: a pure function of plan and geometry."""
+    """Why the model cannot be built, or the first setting cannot apply: a function of plan, geometry and versions."""
+    absent = model.family.absent()
+    if absent is not None:
+        return absent
     settings = [(registry.OPTIMIZATIONS.get(name), value) for name, value in plan.settings.items()]
     for optimization, value in sorted(settings, key=lambda pair: pair[0].order):
         reason = optimization.inapplicable(value, plan, model, shape)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fidelity import grammar, suite
 from fidelity import registry as real
 from fidelity.errors import GoldenError, IllegalTiling, RequestError, SuiteError, UnknownName
+from fidelity.models.base import FamilyBase
 from fidelity.records import (
     OFFLOADS,
     DecodePlan,
@@ -33,10 +34,13 @@ from fidelity.registry import FRAMES, FunctionOptimization, Instrument, Registry
 SUITES = Path(__file__).parent.parent / "suites"
 
 
-class Family:
+class Family(FamilyBase):
     """Tiles as a factor-8 class does: the stride must be whole."""
 
     name = "FakeKL"
+
+    def absent(self):
+        return None
 
     def tile_grid(self, geometry, latent_size, tiling):
         stride = tiling.tile * (1 - tiling.overlap)

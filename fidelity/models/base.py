@@ -7,6 +7,7 @@ A family is a subclass with `name`, `summary`, `defaults`, `geometry` and its ti
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fidelity.errors import EvaluationError, IllegalTiling, ModelError
 from fidelity.lazy import torch
+from fidelity.models.interface import interface
 from fidelity.records import (
     Chunk,
     Family,
@@ -110,16 +112,24 @@ class FamilyBase:
 
         Raises ModelError where the installed diffusers has no such class.
         """
+        absent = self.absent()
+        if absent is not None:
+            raise ModelError(absent)
         import diffusers
 
-        cls = getattr(diffusers, self.name, None)
-        if cls is None:
-            raise ModelError(f"diffusers {diffusers.__version__} has no {self.name}: install a later one")
+        cls = getattr(diffusers, self.name)
         known = inspect.signature(cls.__init__).parameters
         with torch.random.fork_rng(devices=[]):
             module = cls(**{key: value for key, value in config.items() if key in known})
         self.settle(module)
         return module.eval().requires_grad_(False)
+
+    def absent(self) -> str | None:
+        """Why the installed diffusers cannot build it: an older one has no such class. Imports no diffusers."""
+        builds_itself = type(self).build is not FamilyBase.build
+        if builds_itself or interface(self.name).calls:
+            return None
+        return f"diffusers {importlib.metadata.version('diffusers')} has no {self.name}: install a later one"
 
     def settle(self, module: Any) -> None:
         """Turn off what the class does by default that a full decode does not: the reference is a full decode."""

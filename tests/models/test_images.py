@@ -19,6 +19,8 @@ from fidelity.optimizations import apply_plan, inapplicable
 from fidelity.optimizations.observe import observe
 from fidelity.records import DecodePlan, Geometry, Model, Scaling, Tiling
 from fidelity.registry import FAMILIES, LATENTS, MODELS
+from fidelity.suite import load
+from tests.suites import write_suite
 
 registry.load_plugins()
 
@@ -88,12 +90,23 @@ def test_the_fix_of_sdxl_needs_no_upcast() -> None:
     assert not configs.from_name("sdxl-fp16-fix").force_upcast
 
 
-def test_a_class_that_diffusers_does_not_have_is_said_in_one_line() -> None:
-    class Tomorrow(FamilyBase):
-        name = "AutoencoderOfTomorrow"
+class Tomorrow(FamilyBase):
+    name = "AutoencoderOfTomorrow"
 
+    def geometry(self, config: Any) -> Geometry:
+        return Geometry(8, 4)
+
+
+def test_a_class_that_diffusers_does_not_have_is_said_in_one_line() -> None:
     with pytest.raises(ModelError, match=r"^diffusers [\w.]+ has no AutoencoderOfTomorrow: install a later one$"):
         Tomorrow().build({})
+
+
+def test_no_case_of_such_a_class_applies(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(MODELS._entries, "tomorrow", Tomorrow().describe("tomorrow", {}, lambda: None))
+    path = write_suite(tmp_path, 'dtype = ["fp32"]')
+    path.write_text(path.read_text().replace('["reference-kl"]', '["reference-kl", "tomorrow"]'))
+    assert [case.not_applicable for case in load(path, registry).cases] == [None, Tomorrow().absent()]
 
 
 # ---------------------------------------------------------------- what a class lacks
