@@ -82,8 +82,8 @@ class KVAEVideoFamily(StridedFamily):
         return (1 + lengths[0], *lengths[1:])
 
     def decode_alone(self, module: Any, latents: torch.Tensor) -> torch.Tensor:
-        """A segment of one latent frame would not be upsampled in time: it goes with the one before, so that the length at
-        least is what it should be."""
+        """A segment of one latent frame would not be upsampled in time: it goes with the one before, so that the
+        length is what it should be."""
         calls = list(self.call_frames(latents.shape[2]))
         if len(calls) > 1 and calls[-1] == 1:
             calls[-2:] = [calls[-2] + 1]
