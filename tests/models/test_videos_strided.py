@@ -74,6 +74,7 @@ def no_load() -> Any:
         ("qwen-image", (8, 4, 16, 3, True)),
         ("qwen-image-2.1", (16, 1, 64, 4, False)),
         ("cosmos-1.0", (8, 8, 16, 3, True)),
+        ("ltx-2.5-diffusion-decoder", (32, 8, 128, 3, True)),
         ("easyanimate-v5.1", (8, 4, 16, 3, True)),
     ],
 )
@@ -93,6 +94,7 @@ def test_published_geometry(name: str, compression: tuple[Any, ...]) -> None:
         ("AutoencoderKLQwenImage", {"temperal_downsample": [True]}, "expected 3 of true or false"),
         ("AutoencoderKLQwenImage21", {"patch_size": 2}, "scale_factor_spatial is 16, but the blocks and patch give 32"),
         ("AutoencoderKLCosmos", {"spatial_compression_ratio": 64}, "spatial_compression_ratio is 64, but patch 4"),
+        ("LTX2VideoDiffusionDecoderModel", {"patch_size": 2}, "spatial_compression_ratio is 32, but .* give 16"),
         ("AutoencoderKLMagvit", {"up_block_types": ["SpatialUpBlock3D"]}, "expected 4 names of blocks"),
     ],
 )
@@ -200,6 +202,39 @@ def test_mirrored_borders_refuse_a_tile_of_one() -> None:
     """Today's behaviour of LTX-2: the suite has it as an error that is expected."""
     with pytest.raises(RuntimeError, match="Padding size should be less than"):
         decoded("small-ltx2", drawn("small-ltx2", frames=1, size=(3, 5)), DecodePlan(tiling=Tiling(4, 0.0)))
+
+
+# ---------------------------------------------------------------- LTX-2.5's diffusion decoder
+
+TINY_DIFFUSION = {
+    "latent_channels": 8, "patch_size": 2, "decoder_head_dim": 16, "decoder_stage_channels": [32, 16, 16, 16, 16],
+    "decoder_stage_depths": [1] * 5, "decoder_stage_kernels": [[3, 3, 3]] * 4,
+    "decoder_upsample_strides": [[1, 1, 1], [2, 1, 1], [1, 2, 2], [1, 1, 1]], "decoder_t_emb_dim": 32,
+    "decoder_upsample_channel_reductions": [2, 1, 1, 1], "decoder_stage5_kernel": [3, 3, 3],
+    "spatial_compression_ratio": 4, "temporal_compression_ratio": 2,
+}  # fmt: skip
+"""A few hundred tokens: without its kernel, attention takes every pair of them."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_the_diffusion_decoder_tiles_what_its_early_stages_give() -> None:
+    pytest.importorskip("diffusers.models.autoencoders.ltx2_diffusion_decoder")
+    family: Any = FAMILIES.get("LTX2VideoDiffusionDecoderModel")
+    model = family.describe("tiny", TINY_DIFFUSION, lambda: seeded(family.build(TINY_DIFFUSION), 5))
+    z = torch.randn(1, 8, 2, 4, 6, generator=torch.Generator().manual_seed(0))
+    bench, plan = Runner(model), DecodePlan(tiling=Tiling(4, 0.5))
+    whole, tiled = bench.decode(z, DecodePlan(), trace=False), bench.decode(z, plan, trace=False)
+    assert whole.sample.shape == tiled.sample.shape == (1, 3, 3, 16, 24)
+    assert whole.receipts["decoder"]["shapes"] == [[1, 16, 2, 4, 6]]
+    assert tiled.receipts["tiling"]["engaged"], tiled.receipts["tiling"]["reason"]
+    assert tiled.receipts["state"]["restored"]
+    assert torch.equal(bench.decode(z, DecodePlan(), trace=False).sample, whole.sample), "its noise has a seed"
+    assert not oracles.has_one(plan, model)
+    with pytest.raises(ModelError, match="has no encoder"):
+        family.encode(bench.module, z)
+    with pytest.raises(IllegalTiling, match=r"the last tile has 1, its attention needs 1\.5"):
+        family.tile_grid(model.geometry, (4, 9), Tiling(4, 0.0))
 
 
 # ---------------------------------------------------------------- Mochi
