@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from fidelity.runner import Decode
 
-PLAIN = DecodePlan()
-
 
 class RoundTrip(Runner):
     """An encoder under plan after plan; `plain` is the Runner that decodes what it gives.
@@ -72,7 +70,7 @@ class RoundTrip(Runner):
         """The picture's latents, encoded whole in fp32; the frames of each call of the encoder are kept for proofs."""
         if self._whole is None or self._whole[0] is not picture:
             with torch.no_grad(), observe(self.module, self.model) as seen:
-                latents = self.model.family.decode(self.module, self._feed(picture, PLAIN)).cpu()
+                latents = self.model.family.decode(self.module, self._feed(picture, DecodePlan())).cpu()
             family: Any = self.model.family
             assert isinstance(family, EncoderView)
             if picture.ndim == 5:
@@ -81,7 +79,7 @@ class RoundTrip(Runner):
         return self._whole[1]
 
     def _shown(self, latents: Tensor) -> Tensor:
-        with self.plain.applied(PLAIN) as decode:
+        with self.plain.applied(self.plain.model.reference_plan) as decode:
             return decode(latents)[0]
 
     def _told(self, receipts: Receipts, latents: Tensor, whole: Tensor) -> Receipts:
