@@ -127,7 +127,8 @@ def test_the_geometry_is_that_of_the_module(name: str) -> None:
             continue
         with torch.no_grad():
             assert tuple(family.decode(module, z).shape) == picture
-            assert tuple(family.encode(module, torch.zeros(picture)).shape) == tuple(z.shape)
+            if family.fits(frames):  # of others the decoder fills frames up, which the encoder does not take back
+                assert tuple(family.encode(module, torch.zeros(picture)).shape) == tuple(z.shape)
 
 
 @pytest.mark.parametrize("name", SMALL)
