@@ -74,7 +74,7 @@ def test_it_gives_the_published_figures(runner, name):
 
 @pytest.mark.slow
 def test_blended_tiles_drift_in_tone_and_show_no_line(runner, tmp_path):
-    name, plan = "photo-512", DecodePlan(tiling=Tiling(16, 0.25))
+    name, plan = "photo-pair", DecodePlan(tiling=Tiling(16, 0.25))
     bench = Evaluator({"taef2": runner.model}, {name: registry.LATENTS.get(name)}, tmp_path)
     bench.record("taef2", name)
     limits = {each: Limit(max=2.0, origin="visible") for each in ("tile_step", "tile_tone")}

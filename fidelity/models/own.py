@@ -151,15 +151,16 @@ class OwnFamily(StridedFamily):
     def _loaded(self, load: Load, path: str | None) -> Any:
         if path is None and _takes_path(load, required=True):
             raise ModelError(f"model {self.name!r}: say where its weights are: --model {self.name}=PATH")
+        named = getattr(load, "__name__", "load")  # a partial has none
         try:
             with torch.random.fork_rng(devices=[]):
                 made = load(path) if path is not None and _takes_path(load) else load()
         except FidelityError as error:
             raise ModelError(f"model {self.name!r}: {error}") from error
         except Exception as error:  # a load function raises whatever it likes
-            raise ModelError(f"model {self.name!r}: {load.__name__}() raised {_said(error)}") from error
+            raise ModelError(f"model {self.name!r}: {named}() raised {_said(error)}") from error
         if not callable(made):
-            raise ModelError(f"model {self.name!r}: {load.__name__}() gave {type(made).__name__}: return an nn.Module, "
+            raise ModelError(f"model {self.name!r}: {named}() gave {type(made).__name__}: return an nn.Module, "
                              "or a callable from latents to a sample")  # fmt: skip
         return made
 
