@@ -198,12 +198,27 @@ def test_chunks_that_are_a_frame_late_are_found(tmp_path):
 @pytest.mark.slow
 def test_batches_of_frames_that_forget_are_found(tmp_path):
     def remembers(module):
-        module._enable_framewise_decoding()
-        module.use_framewise_decoding = False
+        for part in module.modules():
+            if hasattr(part, "pad_mode"):
+                part.pad_mode, part.conv.padding = "constant", part.const_padding_conv3d
 
     result = judge(tmp_path, "small-mochi", "framewise_remembers")
     assert (result.verdict, result.diagnosis) == ("fail", ("temporal_seam",))
     assert judge(tmp_path, "small-mochi", "framewise_remembers", mend=remembers).verdict == "pass"
+
+
+@pytest.mark.slow
+def test_batches_of_frames_that_shrink_the_picture_are_found(tmp_path):
+    def pads(module):
+        for part in module.modules():
+            if hasattr(part, "pad_mode"):
+                part.conv.padding = part.const_padding_conv3d
+        method(module, "decode", lambda self, z, **_: type("Output", (), {"sample": z[..., : 2 + (
+            0 if self.use_framewise_decoding else 1)]})())  # fmt: skip
+
+    assert judge(tmp_path, "small-mochi", "framewise_size").verdict == "error"  # nothing is left of it
+    result = judge(tmp_path, "small-mochi", "framewise_size", mend=pads)
+    assert (result.verdict, result.diagnosis) == ("fail", ("geometry",))
 
 
 # ---------------------------------------------------------------- encoding

@@ -8,7 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fidelity import snippet
-from fidelity.checks.instance import Shape, by, corner, corner_shape, cornered, counted, decode, half, instance, numbers
+from fidelity.checks.instance import (
+    Shape,
+    by,
+    corner,
+    corner_shape,
+    cornered,
+    counted,
+    decode,
+    half,
+    instance,
+    no_longer,
+    numbers,
+)
 from fidelity.checks.subject import Subject
 from fidelity.errors import EvaluationError
 from fidelity.models.interface import interface
@@ -86,8 +98,9 @@ def tile_alone(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tens
     item = corner(latents)
     with instance(runner) as vae:
         full, whole = counted(runner, item)
-        _alone(runner.model, tuple(latents.shape))(vae)
-        sample, cut = counted(runner, item)
+        with no_longer(runner, item):
+            _alone(runner.model, tuple(latents.shape))(vae)
+            sample, cut = counted(runner, item)
     runner.say(f"{by(full)} became {by(sample)} in {cut} calls of the decoder, {whole} without tiles")
     return numbers(*sample.shape, cut > whole), numbers(*full.shape, True)
 
@@ -181,8 +194,9 @@ def disable_restores(runner: Subject, latents: Tensor, plan: DecodePlan) -> tupl
     item = corner(latents)
     with instance(runner) as vae:
         first = decode(runner, item)
-        _own_tile(runner.model, tuple(latents.shape))(vae)
-        decode(runner, item)
+        with no_longer(runner, item):
+            _own_tile(runner.model, tuple(latents.shape))(vae)
+            decode(runner, item)
         vae.disable_tiling()
         return decode(runner, item), first
 
@@ -227,10 +241,12 @@ def one_way(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor,
     said: list[str] = []
     for across, picture in ((True, wide), (False, wide.transpose(-1, -2).contiguous())):
         with instance(runner) as vae:
-            full, whole = counted(runner, picture)
+            full = decode(runner, picture)
+            runner.model.family.set_tiling(vae, runner.model.geometry, Tiling(picture.shape[-1 if across else -2], 0.0))
+            _, whole = counted(runner, picture)  # some cut time as soon as they tile
             _one_way(runner.model, tuple(latents.shape), across=across)(vae)
             sample, cut = counted(runner, picture)
-        said.append(f"{by(full)} became {by(sample)} in {cut} calls of the decoder, {whole} without tiles")
+        said.append(f"{by(full)} became {by(sample)} in {cut} calls of the decoder, {whole} by one tile")
         seen += [*sample.shape, cut / whole]
         wanted += [*full.shape, -(-wide.shape[-1] // wide.shape[-2])]
     runner.say("; ".join(said))

@@ -5,6 +5,9 @@ Such a check makes diffusers' own calls, and the instance gets every attribute b
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -55,15 +58,25 @@ def half(model: Model, shape: Shape) -> int:
 
 
 @contextmanager
+def no_longer(runner: Subject, latents: Tensor) -> Iterator[None]:
+    """Bound the block by 20 times what a plain decode of these latents computes, and a few seconds."""
+    start = time.process_time()
+    decode(runner, latents)
+    with bounded(3 + 20 * (time.process_time() - start)):
+        yield
+
+
+@contextmanager
 def instance(runner: Subject) -> Iterator[Any]:
-    """The instance, to be set at will: it gets all its own attributes back."""
-    before = dict(vars(runner.module))
+    """The instance, to be set at will: it and its parts get all their own attributes back."""
+    before = [(part, dict(vars(part))) for part in runner.module.modules()]
     try:
         with torch.no_grad():
             yield runner.module
     finally:
-        vars(runner.module).clear()
-        vars(runner.module).update(before)
+        for part, own in before:
+            vars(part).clear()
+            vars(part).update(own)
 
 
 def decode(runner: Subject, latents: Tensor) -> Tensor:
@@ -76,6 +89,32 @@ def encode(runner: Subject, sample: Tensor) -> Tensor:
     """The latents of a sample by the instance as it is set now, fp32 on the CPU."""
     fed = sample.to(runner.runner.device)
     return runner.model.family.encode(runner.module, fed).detach().to("cpu", torch.float32).clone()
+
+
+class EndlessError(Exception):
+    """A decode that took many times as long as the plain one, and was ended."""
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """End the block when this process has computed for so long: a loop without an end must not hold up a run.
+
+    Where no signal can come (off the main thread, on Windows) there is no bound. Raises EndlessError.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGVTALRM"):
+        yield
+        return
+
+    def end(*_: Any) -> None:
+        raise EndlessError(f"no end after {seconds:.0f} s of computing")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def counted(runner: Subject, latents: Tensor) -> tuple[Tensor, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from fidelity import snippet
-from fidelity.checks.instance import Shape, corner, cornered, decode, instance, numbers
+from fidelity.checks.instance import Shape, by, corner, cornered, decode, instance, numbers
 from fidelity.checks.subject import Subject
 from fidelity.errors import EvaluationError
 from fidelity.lazy import torch
@@ -195,3 +195,21 @@ def _moved(runner: Subject, one: Tensor, other: Tensor, frame: int) -> bool:
     """Whether this frame of the sample differs between the two latents, beyond rounding."""
     first, second = decode(runner, one)[:, :, frame], decode(runner, other)[:, :, frame]
     return bool((first - second).abs().max() > 1e-5)
+
+
+def _call_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
+    script.do(lambda vae: vae._enable_framewise_decoding())
+    script.say(f"sample = {script.decode(shape)}")
+
+
+@check("framewise_size", diagnosis=("geometry",), unit="pixels and frames", inapplicable=_few_frames,
+       lacks=lacking("_enable_framewise_decoding"), code=cornered(_call_lines))  # fmt: skip
+def framewise_size(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """The class's own call for batches of frames leaves a video its size."""
+    item = corner(latents)
+    with instance(runner) as vae:
+        full = decode(runner, item)
+        vae._enable_framewise_decoding()
+        sample = decode(runner, item)
+    runner.say(f"{by(full)} became {by(sample)}")
+    return numbers(*sample.shape), numbers(*full.shape)
