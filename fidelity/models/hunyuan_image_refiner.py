@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from fidelity.models.hunyuan_video15 import HunyuanVideo15Family
-from fidelity.records import Geometry, Tiling
+from fidelity.records import Geometry, ReferencePolicy, Tiling
 from fidelity.registry import FAMILIES
 
 
@@ -20,6 +20,7 @@ class HunyuanImageRefinerFamily(HunyuanVideo15Family):
 
     name = "AutoencoderKLHunyuanImageRefiner"
     summary = "KL autoencoder of HunyuanImage 2.1's refiner: causal convolutions and attention, RMS norm"
+    reference: ClassVar[ReferencePolicy] = "full"
     latent_tiles: ClassVar[tuple[str, ...]] = ()
     """It derives them from those of the sample."""
 
