@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from fidelity import drawn as drawn_
 from fidelity import reach as reach_
+from fidelity import scaling as scaling_
 from fidelity.errors import IllegalTiling, LatentsError
 from fidelity.lazy import torch
 from fidelity.models import legal_tiles
 from fidelity.optimizations import activations
-from fidelity.records import Headroom, LatentSource, Model, Reach, Tiling
+from fidelity.records import DecodePlan, Headroom, LatentSource, Model, Reach, Tiling
+from fidelity.registry import METRICS
 from fidelity.runner import Runner
+from fidelity.scaling import Expected
 from fidelity.tiles import ranges
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+CEILING = ("psnr", "ssim", "lpips_alex")
+"""What a round trip is measured by."""
 OVERLAPS = (0.0, 0.125, 0.25, 0.375, 0.5)
 ERRORS = (1.0, 0.5, 0.1)
 """Grey levels RMS for which an overlap is predicted."""
@@ -49,6 +55,10 @@ class Inspection(Struct, frozen=True):
     predicted: dict[str, dict[str, float]]
     """By tile, then by overlap: RMSE in grey levels of a tiled decode of four tiles each way, from the reach."""
     headroom: Headroom
+    ceiling: dict[str, dict[str, float | None]] = {}
+    """By picture, photographs and drawn ones: `psnr`, `ssim`, `lpips_alex` of the round trip, the worst item's."""
+    latents: Expected | None = None
+    """What the encoder makes of photographs; None where the model takes none."""
 
 
 def inspect(model: Model, photographs: list[LatentSource], device: str = "cpu") -> Inspection:
@@ -57,6 +67,7 @@ def inspect(model: Model, photographs: list[LatentSource], device: str = "cpu") 
     weights = list(model.family.decoder(runner.module).parameters())
     count = sum(weight.numel() for weight in weights)
     trips, first = {}, None
+    ceiling: dict[str, dict[str, float | None]] = {}
     for source in photographs:
         try:
             made = source.make(model, runner.module)
@@ -65,7 +76,12 @@ def inspect(model: Model, photographs: list[LatentSource], device: str = "cpu") 
         if first is None and min(made.tensor.shape[-2:]) >= reach_.LEAST:
             first = made.tensor[:1]
         if made.image is not None:
-            trips[source.name] = _psnr(_decode(runner, made.tensor), made.image, model.data_range)
+            back = _decode(runner, made.tensor)
+            trips[source.name] = _psnr(back, made.image, model.data_range)
+            ceiling[source.name] = _ceiling(back, made.image, model.data_range)
+    known = scaling_.expected(model, runner.module, photographs) if trips else None
+    for name, drawn in _drawn(runner).items() if trips else ():
+        ceiling[name] = drawn
     latents = first if first is not None else _seeded(model)
     found = reach_.probe(runner, latents)
     watched = runner.decode(latents, model.reference_plan, trace=False, watch=True)
@@ -87,6 +103,8 @@ def inspect(model: Model, photographs: list[LatentSource], device: str = "cpu") 
         reach=found,
         predicted={str(tile): _predicted(model, found, tile) for tile in PREDICTED},
         headroom=activations.headroom(watched.activations, model.force_upcast),
+        ceiling=ceiling,
+        latents=known,
     )
 
 
@@ -113,6 +131,25 @@ def _seeded(model: Model) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)) * spread
 
 
+def _drawn(runner: Runner) -> dict[str, dict[str, float | None]]:
+    """The round trip of what photographs lack."""
+    low, high = runner.model.data_range
+    out = {}
+    for name, draw in drawn_.PICTURES.items():
+        image = draw() * (high - low) + low
+        with torch.no_grad():
+            latents = runner.model.family.encode(runner.module, image.to(runner.device))
+        out[name] = _ceiling(_decode(runner, latents), image, (low, high))
+    return out
+
+
+def _ceiling(sample: Tensor, image: Tensor, data_range: tuple[float, float]) -> dict[str, float | None]:
+    return {
+        name: METRICS.get(name)(sample, image, plan=DecodePlan(), receipts={}, data_range=data_range).value
+        for name in CEILING
+    }
+
+
 def _psnr(sample: Tensor, image: Tensor, data_range: tuple[float, float]) -> float:
     error = float((sample - image).double().square().mean())
     return 10 * math.log10((data_range[1] - data_range[0]) ** 2 / error) if error else math.inf
@@ -130,8 +167,22 @@ def lines(found: Inspection) -> list[str]:
         f"decoder       {found.decoder_weights:,} weights, {found.decoder_bytes / 2**20:.1f} MiB at fp32",
     ]
     out += [f"tiles o={overlap:<5} {ranges(tiles)}" for overlap, tiles in found.legal_tiles.items()]
-    out += [f"round trip    {name}: {psnr:.2f} dB" for name, psnr in found.round_trip.items()]
+    out += [f"round trip    {name}: {psnr:.2f} dB{_beside(found, name)}" for name, psnr in found.round_trip.items()]
+    out += [f"round trip    {name}: {_number(each['psnr'], '.2f')} dB{_beside(found, name)}"
+            for name, each in found.ceiling.items() if name not in found.round_trip]  # fmt: skip
+    out += scaling_.lines(found.latents)
     return [*out, *_reach_lines(found), *_headroom_lines(found.headroom)]
+
+
+def _beside(found: Inspection, name: str) -> str:
+    each = found.ceiling.get(name)
+    if each is None:
+        return ""
+    return f" · SSIM {_number(each['ssim'], '.3f')} · LPIPS {_number(each['lpips_alex'], '.3f')}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "not measured" if value is None else format(value, form)
 
 
 def _reach_lines(found: Inspection) -> list[str]:

@@ -28,6 +28,7 @@ LAYERS = (
         "stub",
         "coverage",
         "scaling",
+        "drawn",
         "tiles",
         "snippet",
         "noise",

@@ -12,11 +12,11 @@ One kind of check a file; importing the package registers them all.
 
 from __future__ import annotations
 
-from fidelity.checks import api, encodes, geometry, options, outputs, state, sweeps
+from fidelity.checks import api, encodes, geometry, options, outputs, state, sweeps, units
 from fidelity.checks.judge import COUNTED, LIMIT, NAME, in_grey_levels, limit, measure, shape_reason, told
 from fidelity.checks.subject import Subject
 
 __all__ = [
     "COUNTED", "LIMIT", "NAME", "Subject", "api", "encodes", "geometry", "in_grey_levels", "limit", "measure",
-    "options", "outputs", "shape_reason", "state", "sweeps", "told",
+    "options", "outputs", "shape_reason", "state", "sweeps", "told", "units",
 ]  # fmt: skip
