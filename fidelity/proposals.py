@@ -15,11 +15,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fidelity import optimizations, predict
-from fidelity.errors import IllegalTiling, RequestError
+from fidelity.errors import EvaluationError, FidelityError, IllegalTiling, RequestError
 from fidelity.lazy import torch
 from fidelity.prediction import Prediction, in_units
 from fidelity.recommend import Advice, Budget, Offer, code
 from fidelity.records import DecodePlan, DTypeName, Model, OffloadName, Tiling
+from fidelity.verdicts import first_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,12 +77,17 @@ class Proposal(Struct, frozen=True):
 class Reach(Struct, frozen=True):
     """How far a decoder looks by its modules alone: an upper bound, in latent pixels each way."""
 
-    radius: int
-    """By convolutions."""
-    least_tile: int
-    """The smallest tile whose middle pixel sees all that convolutions would show it."""
-    everywhere: tuple[str, ...]
+    radius: int | None
+    """By convolutions; None where that cannot be told, and `reason` says why."""
+    everywhere: tuple[str, ...] = ()
     """Classes of modules that look at everything they are given: a tile has statistics of its own."""
+    reason: str | None = None
+
+    @property
+    def least_tile(self) -> int:
+        """The smallest tile whose middle pixel sees all that convolutions would show it; PROBE where that is not
+        known."""
+        return PROBE if self.radius is None else 2 * self.radius + 1
 
 
 def propose(
@@ -161,7 +167,15 @@ def _is_legal(model: Model, shape: tuple[int, ...], tiling: Tiling) -> bool:
 
 
 def _predicted(model: Model, shape: tuple[int, ...], plan: DecodePlan, device: str) -> Proposal:
-    return Proposal(predict.of_shape(model, shape, plan, device), work(model, shape, plan))
+    try:
+        return Proposal(predict.of_shape(model, shape, plan, device), work(model, shape, plan))
+    except FidelityError:
+        raise
+    except Exception as error:  # a decode that asks for values, or keeps tensors beyond itself, has no shapes alone
+        raise EvaluationError(
+            f"{model.name} under {plan.id} cannot be predicted: {type(error).__name__}: {first_line(error)}; measure "
+            "it: fidelity run --plan …, then fidelity recommend DIR"
+        ) from error
 
 
 def work(model: Model, shape: tuple[int, ...], plan: DecodePlan) -> float:
@@ -222,32 +236,30 @@ def reach_of(model: Model) -> Reach:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     geometry = model.geometry
+    frames = (max(2, model.family.least_frames),) if geometry.video else ()
     size = geometry.size or (PROBE, PROBE)
-    shape = (1, geometry.latent_channels, *((max(2, model.family.least_frames),) if geometry.video else ()), *size)
     steps: dict[str, float] = {}
     everywhere: dict[str, None] = {}
-    with FakeTensorMode(), torch.no_grad():
-        module = model.family.build(model.config)
-        decoder = model.family.decoder(module)
-        handles = [part.register_forward_hook(_noted(name, part, size[1], steps, everywhere))
-                   for name, part in decoder.named_modules()]  # fmt: skip
-        try:
-            model.family.decode(module, torch.empty(shape))
-        finally:
-            for handle in handles:
-                handle.remove()
-    radius = math.ceil(sum(steps.values()))
-    return Reach(radius, 2 * radius + 1, tuple(everywhere))
+    try:
+        with FakeTensorMode(), torch.no_grad():
+            module = model.family.build(model.config)
+            for name, part in model.family.decoder(module).named_modules():
+                part.register_forward_hook(_noted(name, part, size[1], steps, everywhere))
+            model.family.decode(module, torch.empty((1, geometry.latent_channels, *frames, *size)))
+    except Exception as error:  # a decode may raise anything; then its reach is not known
+        return Reach(None, reason=f"{type(error).__name__}: {first_line(error)}")
+    if not steps:
+        return Reach(None, tuple(everywhere), reason="it has no convolutions")
+    return Reach(math.ceil(sum(steps.values())), tuple(everywhere))
 
 
 def _noted(
     name: str, part: nn.Module, wide: int, steps: dict[str, float], everywhere: dict[str, None]
 ) -> Callable[..., None]:
     def note(_: Any, given: tuple[Any, ...], out: Any) -> None:
-        kernel = getattr(part, "kernel_size", None)
-        if isinstance(kernel, tuple) and len(kernel) >= 2 and hasattr(out, "shape"):
-            scale = max(1.0, max(out.shape[-1], given[0].shape[-1] if given else 0) / wide)
-            steps[name] = (kernel[-1] - 1) / 2 * part.dilation[-1] / scale  # type: ignore[index]
+        if isinstance(part, torch.nn.modules.conv._ConvNd) and part.kernel_size[-1] > 1:
+            scale = max(1.0, max(out.shape[-1], given[0].shape[-1]) / wide)
+            steps[name] = (part.kernel_size[-1] - 1) / 2 * part.dilation[-1] / scale
         kind = type(part).__name__
         if isinstance(part, torch.nn.GroupNorm) or ("Attention" in kind and "Processor" not in kind):
             everywhere[kind] = None
@@ -256,15 +268,20 @@ def _noted(
 
 
 def _about_tiles(model: Model, reach: Reach, tilings: list[Tiling], overlap: float) -> Iterator[str]:
-    tiles = ", ".join(str(tiling.tile) for tiling in tilings) or "none"
-    yield (
-        f"tiles of {tiles} latent pixels with overlap {overlap:g}; none below {reach.least_tile}, at which the middle "
-        f"of a tile sees all that its convolutions reach ({reach.radius} latent pixels each way, from the modules)"
+    tiles = ", ".join(str(tiling.tile) for tiling in tilings)
+    if not tiles and model.family.tile_controls == "none":
+        yield f"{model.family.name} does not tile"
+        return
+    why = (
+        f"at which the middle of a tile sees all that its convolutions reach ({reach.radius} latent pixels each way, "
+        "summed over the modules)"
+        if reach.reason is None
+        else f"as the decoder's reach is not known ({reach.reason})"
     )
-    if reach.everywhere:
+    kind = f"tiles of {tiles} latent pixels with" if tiles else "no tile with"
+    yield f"{kind} overlap {overlap:g}; none below {reach.least_tile}, {why}"
+    if tiles and reach.everywhere:
         yield (
             f"{' and '.join(reach.everywhere)} look at all of a tile, whatever its size: tiles change the picture, by "
             "how much is not predicted"
         )
-    if not tilings and model.family.tile_controls == "none":
-        yield f"{model.family.name} does not tile"

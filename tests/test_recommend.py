@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from fidelity import cli, proposals, recommend, registry, standings
-from fidelity.errors import RequestError
+from fidelity.errors import EvaluationError, RequestError
 from fidelity.models import configs
 from fidelity.recommend import Budget
 from fidelity.records import (
@@ -167,6 +167,14 @@ def test_requests_that_a_run_cannot_answer():
         recommend.from_run(run(case(1, 1.0, 0.0, model="nobody")), recommend.known({}, {}), Budget(100))
 
 
+def test_a_run_of_two_models_advises_each_or_the_one_that_was_named():
+    result = run(PLAIN, case(10, 1.0, 0.0, model="reference-tiny"))
+    told = [advice.model for advice in recommend.from_run(result, find, Budget(200 * MIB))]
+    assert told == [KL, "reference-tiny"]
+    (one,) = recommend.from_run(result, find, Budget(200 * MIB), only="reference-tiny")
+    assert one.model == "reference-tiny"
+
+
 @pytest.mark.parametrize(("text", "share"), [("10%", 0.1), ("0.25", 0.25), (" 0 ", 0.0), ("12.5 %", 0.125)])
 def test_headroom_is_a_share(text, share):
     assert recommend.parse_headroom(text) == pytest.approx(share)
@@ -233,6 +241,22 @@ def test_the_reach_of_a_decoder_is_that_of_its_convolutions():
     assert found.radius == math.ceil(by_hand) == 18
     assert found.least_tile == 37
     assert found.everywhere == ("GroupNorm", "Attention")
+
+
+@pytest.mark.parametrize("name", ["ltx-video", "minimax-h3", "consistency-decoder"])
+def test_a_reach_that_cannot_be_told_has_a_reason(name):
+    found = proposals.reach_of(configs.from_name(name))
+    assert (found.radius is None) == (found.reason is not None)
+    assert found.least_tile == (proposals.PROBE if found.radius is None else 2 * found.radius + 1)
+    assert (found.radius is None) == (name != "ltx-video")
+
+
+def test_what_cannot_be_predicted_is_said_in_one_line():
+    with pytest.raises(
+        EvaluationError, match=r"consistency-decoder under .* cannot be predicted: .*measure it"
+    ) as said:
+        proposals.propose(configs.from_name("consistency-decoder"), (128, 128), Budget(2**40))
+    assert "\n" not in str(said.value)
 
 
 def test_work_counts_what_overlaps_decode_again():
