@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fidelity.errors import ModelError
+from fidelity.models.base import whole
 from fidelity.models.ltx_video import LTXVideoFamily, flags
 from fidelity.registry import FAMILIES
 
@@ -33,6 +34,12 @@ class LTX2VideoFamily(LTXVideoFamily):
         if len(kinds) != len(doubles) or not set(kinds) <= set(KINDS):
             raise ModelError(f"upsample_type is {kinds!r}, expected {len(doubles)} of {', '.join(KINDS)}")
         return [KINDS[kind] if double else (False, False) for kind, double in zip(kinds, doubles)]
+
+    def landmarks(self, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Its encoder begins as wide as the latents are, whatever its first block is."""
+        marks = super().landmarks(config)
+        first = "encoder.conv_in.conv.weight"
+        return {**marks, first: (whole({**self.defaults, **config}, "latent_channels"), *marks[first][1:])}
 
 
 FAMILIES.add(LTX2VideoFamily.name, LTX2VideoFamily())
