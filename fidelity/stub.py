@@ -129,7 +129,7 @@ class Stub:
         """(1, c, T, H, W) as the decoder takes it when nothing is cut."""
         self._seen, self._paint = [], None
         with attributes_kept(self.module, ("use_tiling",)):
-            if self.model.family.native_tiling(self.model.geometry) is not None:  # it tiles when it is asked for nothing
+            if self.model.family.native_tiling(self.model.geometry) is not None:  # it tiles unasked
                 self.module.use_tiling = False
             self.model.family.decode(self.module, item if self.model.geometry.video else item[:, :, 0])
         if not self._seen:
