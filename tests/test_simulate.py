@@ -12,7 +12,7 @@ from torch import nn
 
 import fidelity.models  # noqa: F401  registers
 from fidelity import optimizations, registry
-from fidelity.errors import EvaluationError
+from fidelity.errors import EvaluationError, ModelError
 from fidelity.memory import allocator, attention, caching, law, layouts, profiler, repeat, schedule
 from fidelity.memory.ledger import Holding, Ledger
 from fidelity.memory.simulate import simulate
@@ -427,3 +427,15 @@ def test_the_law_is_a_line_of_least_squares():
     assert law.fit({(1, 1): 100, (1, 2): 100, (1, 3): 160}).largest_error > 0.05
     with pytest.raises(ValueError, match="two sizes"):
         law.fit({(10, 20): 1, (20, 10): 2})
+
+
+def test_a_decode_that_asks_for_a_value_is_refused_in_one_line():
+    with pytest.raises(ModelError, match=r"^the model's code asks for a tensor's value .*: decode it to measure$"):
+        simulate(
+            lambda: torch.nn.Linear(1, 1),
+            lambda module, latents: latents * latents.sum().item(),
+            (1, 1),
+            dtype=torch.float32,
+            device="cpu",
+            keep_fp32=kept_in_fp32,
+        )

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from fidelity.errors import ModelError
 from fidelity.lazy import torch
 from fidelity.memory import attention, layouts, repeat, schedule, workspace
 from fidelity.memory.ledger import Holding, Ledger
@@ -50,7 +51,7 @@ def simulate(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     ledger = Ledger()
-    with FakeTensorMode(), torch.no_grad(), ExitStack() as stack:
+    with _by_shapes_alone(), FakeTensorMode(), torch.no_grad(), ExitStack() as stack:
         module = build()
         place(module, dtype, device, keep_fp32)
         weights = schedule.weights_bytes(module)
@@ -70,6 +71,18 @@ def simulate(
             with ledger.span("convert"):
                 convert(sample)
         return ledger, tuple(sample.shape), weights
+
+
+@contextmanager
+def _by_shapes_alone() -> Iterator[None]:
+    """Raise ModelError, in one line, where a model asks for a value, which a fake tensor does not have."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
+    try:
+        yield
+    except DataDependentOutputException as error:
+        raise ModelError(f"the model's code asks for a tensor's value ({error}), so shapes alone do not tell what it needs: "
+                         "decode it to measure") from error  # fmt: skip
 
 
 def place(module: nn.Module, dtype: torch.dtype, device: str, keep_fp32: Callable[[nn.Module, str], bool]) -> None:
