@@ -81,7 +81,7 @@ def _by_shapes_alone() -> Iterator[None]:
     try:
         yield
     except DataDependentOutputException as error:
-        raise ModelError(f"the model's code asks for a tensor's value ({error}), so shapes alone do not tell what it needs: "
+        raise ModelError(f"the model's code asks for a tensor's value ({error}), so its shapes alone do not tell its memory: "
                          "decode it to measure") from error  # fmt: skip
 
 
