@@ -81,8 +81,8 @@ def _by_shapes_alone() -> Iterator[None]:
     try:
         yield
     except DataDependentOutputException as error:
-        raise ModelError(f"the model's code asks for a tensor's value ({error}), so its shapes alone do not tell its memory: "
-                         "decode it to measure") from error  # fmt: skip
+        said = f"the model's code asks for a tensor's value ({error})"
+        raise ModelError(f"{said}, so shapes alone do not tell what it needs: decode it to measure") from error
 
 
 def place(module: nn.Module, dtype: torch.dtype, device: str, keep_fp32: Callable[[nn.Module, str], bool]) -> None:
