@@ -243,14 +243,15 @@ def _with(rest: Any, out: Tensor) -> Any:
 
 
 def _shrunk(tree: Any, z: Tensor) -> Any:
-    """Arguments besides the latents: pictures of the latents' size as small as those are."""
+    """Arguments besides the latents: pictures of the latents' size as small as those are. Caches are small already, as
+    the decoder made them, and lists stay the very objects, which it fills."""
     if isinstance(tree, torch.Tensor) and tree.ndim >= 4 and tree.shape[-2:] == z.shape[-2:]:
         return tree[..., :1, :1].expand(*tree.shape[:-2], TINY, TINY).contiguous()
     if isinstance(tree, tuple):
         return tuple(_shrunk(each, z) for each in tree)
     if isinstance(tree, dict):
-        return {name: _shrunk(each, z) for name, each in tree.items()}
-    return tree  # lists are caches, which the decoder fills: they stay the very objects
+        return {name: _shrunk(each, z) if isinstance(each, torch.Tensor) else each for name, each in tree.items()}
+    return tree
 
 
 def _kind(tree: Any) -> str:
