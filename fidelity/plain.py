@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 SAVED = 0.001
-"""Share of a peak below which a difference is none: the first decode of an instance needs some bytes more (16 of 3 MB)."""
+"""Share of a peak below which a difference is none: an instance's first decode needs some bytes more (16 of 3 MB)."""
 
 
 def plainly(plan: DecodePlan, model: Model) -> DecodePlan:

@@ -24,7 +24,8 @@ SCHEMA = b"fidelity.suite/"
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fidelity")
     group.addoption("--fidelity-device", default="cpu", help="device of the decodes: cpu, cuda, cuda:N")
-    group.addoption("--fidelity-model", metavar="NAME[=PATH]", help="evaluate the autoencoder at PATH as NAME; without PATH a registered one")
+    group.addoption("--fidelity-model", metavar="NAME[=PATH]",
+                    help="evaluate the autoencoder at PATH as NAME; without PATH a registered one")  # fmt: skip
     group.addoption("--fidelity-plugin", action="append", default=[], metavar="MODULE", help="import MODULE first")
 
 

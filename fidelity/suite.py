@@ -245,10 +245,10 @@ def _case(cell: Cell, model: Model, shape: tuple[int, ...], document: grammar.Do
     if encodes(plan):
         why = why or _unencodable(latents, check, document, registry)
     case = Case(name, latents, plan, limits=limits, expected=expected, not_applicable=why, check=check)
-    declared = plan.tiling is not None and not model.family.hides_tiles
-    if case.not_applicable is None and declared and case.expected.verdict == "pass":
+    tiling = None if model.family.hides_tiles else plan.tiling
+    if case.not_applicable is None and tiling is not None and case.expected.verdict == "pass":
         try:
-            model.family.tile_grid(model.geometry, (shape[-2], shape[-1]), plan.tiling)
+            model.family.tile_grid(model.geometry, (shape[-2], shape[-1]), tiling)
         except IllegalTiling as error:
             raise IllegalTiling(f"{case.id}: {error} (or cover it by an [[expect]])") from error
     return case

@@ -37,6 +37,8 @@ ONE = "--case reference-kl/photo-pair/bf16-upcast0-slice0-t0-none"
 CHUNKS, JUMP = "--case '*photo-pan/fp32-upcast0-slice0-t0*'", "--case '*/photo-pan/fp32-*-f2o0-none'"
 SHORTER = {
     "fidelity run suites/smoke.toml": "--case '*-t16o0-*'",
+    "fidelity run suites/families.toml": "--case 'small-tiny/small/bf16-*-t0-none'",
+    "fidelity run suites/upstream.toml": "--case 'small-tiny/*~disable_restores'",
     "fidelity run suites/overlap.toml": "--case '*-t0-none'",
     "fidelity run suites/video.toml": f"{CHUNKS} {JUMP}",
     f"fidelity run suites/video.toml {CHUNKS}": JUMP,

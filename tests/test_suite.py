@@ -684,12 +684,19 @@ def test_the_reference_suite_is_the_full_product(shipped):
         assert sum(case.not_applicable is None for case in cases) == 4 * 2 * 4 * 6
 
 
+def cut(plan: DecodePlan) -> bool:
+    return plan.tiling is not None or plan.temporal is not None
+
+
 def test_every_case_that_ships_has_limits_and_every_latents_is_used(shipped):
     used = set()
     for loaded in shipped.values():
         used |= {case.latents for case in loaded.judged}
         against_golden = [case for case in loaded.judged if case.check is None]
-        assert all({"rmse", "lpips_alex", "nonfinite_share"} <= set(case.limits) for case in against_golden)
+        # what tiles and chunks cost says nothing where weights were never trained: the oracle holds those cases
+        trained = [case for case in against_golden if loaded.name != "families" or not cut(case.plan)]
+        assert all({"rmse", "lpips_alex"} <= set(case.limits) for case in trained)
+        assert all("nonfinite_share" in case.limits for case in against_golden)
         assert all(set(case.limits) == {"check_max_abs"} for case in loaded.judged if case.check is not None)
     assert used == set(real.LATENTS)
 

@@ -24,7 +24,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 plugin_option = click.option("--plugin", "plugins", multiple=True, metavar="MODULE", help="Import MODULE first.")
 model_option = click.option("--model", metavar="NAME[=PATH]",
-                            help="Evaluate the autoencoder at PATH as NAME; without PATH a registered one.")  # fmt: skip
+                            help="Evaluate the autoencoder at PATH as NAME; without PATH a known one.")  # fmt: skip
 case_option = click.option("--case", "glob", metavar="GLOB", help="Only cases whose whole id matches.")
 device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 jobs_option = click.option("--jobs", type=int, help="Worker processes, each on cores of its own.")

@@ -19,7 +19,7 @@ def lines(models: Iterable[Model], configurations: Iterable[Model]) -> list[str]
 
     out = [line(HEADER), *map(line, with_weights)]
     if without:
-        out += ["", "without weights: fidelity predict NAME, or --model NAME=PATH to decode", *map(line, without)]
+        out += ["without weights: fidelity predict NAME, or --model NAME=PATH to decode", *map(line, without)]
     return out
 
 
