@@ -30,6 +30,8 @@ OFFLOADS = {
     "disk": ("from accelerate import disk_offload", f'disk_offload(vae, "offload", {CPU})'),
 }
 """What each offload takes, by accelerate's and diffusers' own calls: an import, where it needs one, and the call."""
+POSTERIORS = ("AutoencoderKLOutput", "ConsistencyDecoderVAEOutput")
+"""What an encode returns that gives a distribution and not latents."""
 WIDTH = 110
 Act = Callable[[Any], Any]
 """Something to do to a vae, a real one or an Echo."""
@@ -136,7 +138,7 @@ class Script:
         """The expression of the latents (of a posterior, its mode) of `sample` of this shape."""
         _, called = self._call("encode", lambda: self.model.family.encode(self.module, torch.zeros(shape)))
         returned = interface(self.model.family.name).returns.get("encode", "")
-        return f"vae.encode({', '.join([sample, *called])})[0]{'.mode()' if 'AutoencoderKLOutput' in returned else ''}"
+        return f"vae.encode({', '.join([sample, *called])})[0]{'.mode()' if any(name in returned for name in POSTERIORS) else ''}"
 
     def _call(self, name: str, act: Callable[[], Any]) -> tuple[tuple[int, ...], list[str]]:
         """The shape of the tensor that `act` gives the method `name` of the instance, and what else; it is not made."""

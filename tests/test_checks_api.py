@@ -345,6 +345,6 @@ def test_every_program_of_a_check_runs(check):
         model = registry.MODELS.get(name)
         if about.reason(plan, shape_of(model), model) is None:
             told = run(about.code(model, plan, shape_of(model)))
-            assert told.startswith("full decode 2 "), told
+            assert told.startswith("full decode "), told
             assert len(told.splitlines()) > 1, told
             assert "Error" not in told, told

@@ -188,7 +188,15 @@ def disable_forgets(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple
     return numbers(len(changed)), numbers(0)
 
 
-@check("disable_restores", diagnosis=("state_leak",), sets="tiling", lacks=_no_tiling)
+def _restores_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
+    script.do(_own_tile(script.model, shape))
+    script.say(f"tiled = {script.decode(shape)}")
+    script.do(lambda vae: vae.disable_tiling())
+    script.say(f"sample = {script.decode(shape)}")
+
+
+@check("disable_restores", diagnosis=("state_leak",), sets="tiling", lacks=_no_tiling,
+       code=cornered(_restores_lines))  # fmt: skip
 def disable_restores(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
     """A decode after a tiled one and disable_tiling gives the bits of the one before."""
     item = corner(latents)

@@ -42,11 +42,11 @@ Write = Callable[[Script, DecodePlan, Shape], None]
 """Writes down what a check does, for latents of this shape."""
 
 
-def cornered(write: Write) -> Callable[[Model, DecodePlan, Shape], str]:
-    """What `code` of a check may be: the program of what `write` says, on a corner of two items."""
+def cornered(write: Write, items: int = 1) -> Callable[[Model, DecodePlan, Shape], str]:
+    """What `code` of a check may be: the program of what `write` says, on a corner of the first items."""
 
     def code(model: Model, plan: DecodePlan, shape: Shape) -> str:
-        cut = corner_shape(shape, 2)
+        cut = corner_shape(shape, items)
         return program(model, cut, lambda script: write(script, plan, cut))
 
     return code
@@ -59,10 +59,10 @@ def half(model: Model, shape: Shape) -> int:
 
 @contextmanager
 def no_longer(runner: Subject, latents: Tensor) -> Iterator[None]:
-    """Bound the block by 20 times what a plain decode of these latents computes, and a few seconds."""
+    """Bound the block by 20 times what a plain decode of these latents computes, and two seconds."""
     start = time.process_time()
     decode(runner, latents)
-    with bounded(3 + 20 * (time.process_time() - start)):
+    with bounded(2 + 20 * (time.process_time() - start)):
         yield
 
 

@@ -50,7 +50,7 @@ def _alone_lines(script: Script, plan: DecodePlan, shape: Shape) -> None:
     script.say(f"full = {script.decode(shape)}", f"sample = torch.cat([{one} for one in latents.split(1)])")
 
 
-@check("batch_alone", diagnosis=("not_as_specified",), inapplicable=_one_item, code=cornered(_alone_lines))
+@check("batch_alone", diagnosis=("not_as_specified",), inapplicable=_one_item, code=cornered(_alone_lines, items=2))
 def batch_alone(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[Tensor, Tensor]:
     """A batch gives what each of its items gives when it is decoded alone."""
     pair = corner(latents, items=2)
