@@ -138,7 +138,8 @@ class Script:
         """The expression of the latents (of a posterior, its mode) of `sample` of this shape."""
         _, called = self._call("encode", lambda: self.model.family.encode(self.module, torch.zeros(shape)))
         returned = interface(self.model.family.name).returns.get("encode", "")
-        return f"vae.encode({', '.join([sample, *called])})[0]{'.mode()' if any(name in returned for name in POSTERIORS) else ''}"
+        mode = ".mode()" if any(name in returned for name in POSTERIORS) else ""
+        return f"vae.encode({', '.join([sample, *called])})[0]{mode}"
 
     def _call(self, name: str, act: Callable[[], Any]) -> tuple[tuple[int, ...], list[str]]:
         """The shape of the tensor that `act` gives the method `name` of the instance, and what else; it is not made."""
