@@ -1,7 +1,8 @@
 """`fidelity explain`: a corpus of logs, each with its right answer; what this diffusers raises; files that are no log.
 
 The logs are tracebacks of diffusers (0.42, an older layout, ComfyUI, notebooks) under messages in the wordings of torch
-1.4 to 2.14's allocators, numpy and the Linux kernel, with figures that add up.
+1.4 to 2.14's allocators, numpy and the Linux kernel, with figures that add up; cpu-tile-limit is one as it came, of a
+process under a limit of its address space.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ ANSWERS = {
     "comfy-no-figures-windows": ("CUDA", None, "tile", "tile dtype", ""),
     "cpu-pt-to-numpy": ("CPU", 768, "convert", "conversion", "as uint8 they are 192.0 MiB"),
     "cpu-slices-windows": ("CPU", 576, "assemble", "assembly dtype", "the output of all items (576.0 MiB)"),
+    "cpu-tile-limit": ("CPU", 64, "tile", "tile dtype", "1×256×256×256 fp32"),
     "cpu-tiled-retry": ("CPU", 256, "tile", "tile dtype", "1×256×512×512 fp32"),
     "cpu-untiled": ("CPU", 4096, "decode", "tile dtype", "no frame of a tiled decode"),
     "cuda-async-wan-frames": ("CUDA", 640, "assemble", "assembly dtype", "beside the same frames before"),
