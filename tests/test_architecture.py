@@ -67,7 +67,7 @@ ONLY = {
     "pytest": {"pytest_plugin"},
 }
 NO_TORCH = ("gates", "report", "suite", "plans", "rules", "grammar", "records", "registry", "cli", "compare",
-            "comparison", "differences", "history", "trend", "snippet", "upstream", "standings",
+            "comparison", "differences", "history", "trend", "upstream", "standings",
             "explain", "exhaustion", "stages")  # fmt: skip
 
 
