@@ -13,7 +13,7 @@ import msgspec
 
 from fidelity.lazy import torch
 from fidelity.optimizations import apply_plan
-from fidelity.records import DecodePlan, Limit, Measurement, Model, TileAxis, TileGrid
+from fidelity.records import DecodePlan, Limit, Measurement, Model, Reason, TileAxis, TileGrid
 from fidelity.registry import OPTIMIZATIONS
 
 if TYPE_CHECKING:
@@ -120,6 +120,15 @@ def compare(candidate: Tensor, expected: Tensor, *, data_range: tuple[float, flo
     where = {"image": image, **({"frame": frame[0]} if frame else {}), "x": x, "y": y} if value else None
     exact = bool(same.all())
     return msgspec.structs.replace(unmeasured, value=value, per_image=per_image, where=where, exact=exact)
+
+
+def shape_reason(candidate: Tensor, expected: Tensor) -> Reason | None:
+    """Why the two cannot be compared at all: the decode gave another size than its plan should."""
+    if candidate.shape == expected.shape:
+        return None
+    seen, want = ("×".join(map(str, tensor.shape)) for tensor in (candidate, expected))
+    said = f"the sample is {seen}, put together independently it is {want}"
+    return Reason("oracle_shape", said, diagnosis=("not_as_specified",))
 
 
 def join(parts: list[Tensor], axis: TileAxis, dim: int) -> Tensor:

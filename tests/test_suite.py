@@ -695,7 +695,9 @@ def test_every_case_that_ships_has_limits_and_every_latents_is_used(shipped):
         against_golden = [case for case in loaded.judged if case.check is None]
         # what tiles and chunks cost says nothing where weights were never trained: the oracle holds those cases
         trained = [case for case in against_golden if loaded.name != "families" or not cut(case.plan)]
-        assert all({"rmse", "lpips_alex"} <= set(case.limits) for case in trained)
+        # and pictures of 24 pixels are too small for LPIPS
+        named = {"rmse"} if loaded.name == "families" else {"rmse", "lpips_alex"}
+        assert all(named <= set(case.limits) for case in trained)
         assert all("nonfinite_share" in case.limits for case in against_golden)
         assert all(set(case.limits) == {"check_max_abs"} for case in loaded.judged if case.check is not None)
     assert used == set(real.LATENTS)

@@ -51,7 +51,9 @@ def simulate(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     ledger = Ledger()
-    with _by_shapes_alone(), FakeTensorMode(), torch.no_grad(), ExitStack() as stack:
+    # a class may keep constants of its module beside its weights: they are real, and are taken by their shapes
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with _by_shapes_alone(), fake, torch.no_grad(), ExitStack() as stack:
         module = build()
         place(module, dtype, device, keep_fp32)
         weights = schedule.weights_bytes(module)
@@ -96,7 +98,9 @@ def place(module: nn.Module, dtype: torch.dtype, device: str, keep_fp32: Callabl
                 if id(tensor) not in new:
                     full = f"{prefix}.{name}" if prefix else name
                     cast = tensor.is_floating_point() and not keep_fp32(module, full)
-                    data = torch.empty_like(tensor, dtype=dtype if cast else tensor.dtype, device=device)
+                    kind = dtype if cast else tensor.dtype
+                    # not empty_like: of a constant that would ask the real device for it
+                    data = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device=device)
                     new[id(tensor)] = (tensor, _same_kind(tensor, data))
                 table[name] = new[id(tensor)][1]
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fidelity.errors import EvaluationError, IllegalTiling, ModelError
 from fidelity.lazy import torch
 from fidelity.models.interface import interface
+from fidelity.models.shapes import really
 from fidelity.records import (
     Chunk,
     Family,
@@ -117,7 +118,8 @@ class FamilyBase:
             raise ModelError(absent)
         import diffusers
 
-        cls = getattr(diffusers, self.name)
+        with really():  # some of its files make tensors when they are imported, which is at the first look
+            cls = getattr(diffusers, self.name)
         known = inspect.signature(cls.__init__).parameters
         with torch.random.fork_rng(devices=[]):
             module = cls(**{key: value for key, value in config.items() if key in known})

@@ -99,7 +99,7 @@ def flags(config: Mapping[str, Any], key: str) -> list[bool]:
 @contextmanager
 def seeded_noise(latents: torch.Tensor) -> Iterator[None]:
     """The generators that a decode draws from by default, seeded for its time, then as they were."""
-    devices = [latents.device] if latents.device.type == "cuda" else []
+    devices = [latents.device] if latents.device.type == "cuda" and torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(0)
         yield

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fidelity.errors import EvaluationError, FidelityError, IllegalTiling, LatentsError, ModelError, PluginError
 from fidelity.lazy import torch
 from fidelity.models.base import _first
-from fidelity.models.host import host, is_fake, on_shapes, really
+from fidelity.models.host import host
 from fidelity.models.load import CANDIDATES, _merge, _read_tensors, _shards
+from fidelity.models.shapes import is_fake, on_shapes, really
 from fidelity.models.strided import StridedFamily
 from fidelity.records import Geometry, Model, Scaling, TileAxis, TileGrid, Tiling
 from fidelity.registry import MODELS
