@@ -85,6 +85,12 @@ def _by_shapes_alone() -> Iterator[None]:
     except DataDependentOutputException as error:
         said = f"the model's code asks for a tensor's value ({error})"
         raise ModelError(f"{said}, so shapes alone do not tell what it needs: decode it to measure") from error
+    except RuntimeError as error:
+        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if not any(word in line for word in ("CUDA", "NVIDIA")):
+            raise
+        said = f"the model's code asks the device itself ({line})"
+        raise ModelError(f"{said}, so shapes alone do not tell what it needs: decode it there to measure") from error
 
 
 def place(module: nn.Module, dtype: torch.dtype, device: str, keep_fp32: Callable[[nn.Module, str], bool]) -> None:
