@@ -38,6 +38,7 @@ CHUNKS, JUMP = "--case '*photo-pan/fp32-upcast0-slice0-t0*'", "--case '*/photo-p
 SHORTER = {
     "fidelity run suites/smoke.toml": "--case '*-t16o0-*'",
     "fidelity run suites/families.toml": "--case 'small-tiny/small/bf16-*-t0-none'",
+    "fidelity run suites/geometry.toml": "--case 'small-tiny/*~tile_geometry'",
     "fidelity run suites/upstream.toml": "--case 'small-tiny/*~disable_restores'",
     "fidelity run suites/overlap.toml": "--case '*-t0-none'",
     "fidelity run suites/video.toml": f"{CHUNKS} {JUMP}",

@@ -81,6 +81,15 @@ def test_oracle_is_not_measured_where_shapes_differ_or_a_value_is_lost():
     assert oracles.compare(broken, broken, data_range=RANGE).value == 0.0
 
 
+def test_a_decode_of_another_size_than_its_plan_gives_is_not_as_specified():
+    one = torch.zeros(1, 3, 5, 8, 8)
+    assert oracles.shape_reason(one, one) is None
+    reason = oracles.shape_reason(one[:, :, :4], one)
+    assert reason.diagnosis == ("not_as_specified",)
+    assert reason.message == "the sample is 1×3×4×8×8, put together independently it is 1×3×5×8×8"
+    assert reason.limit is None  # so it is a failure, which an expectation can cover, and no error
+
+
 def test_options_of_somebody_else_have_no_oracle():
     assert oracles.has_one(DecodePlan(tiling=Tiling(16, 0.25), options={"mine": False}))
     assert not oracles.has_one(DecodePlan(options={"mine": True}))
