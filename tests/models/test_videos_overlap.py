@@ -119,7 +119,7 @@ def test_a_family_whose_laws_need_the_config_is_an_instance_of_its_own() -> None
 # ---------------------------------------------------------------- streams
 
 
-@pytest.mark.parametrize("frames", [1, 2, 3, 5, 6, 9, 10])
+@pytest.mark.parametrize("frames", [1, 3, 6, 9])
 @pytest.mark.parametrize("name", ["small-cogvideox", "small-kandinsky6-sr", "small-kvae-video"])
 def test_a_stream_is_cut_as_the_family_says(name: str, frames: int) -> None:
     bench = runner(name)
@@ -172,7 +172,7 @@ def test_the_refiner_crops_its_tiles_in_latent_pixels() -> None:
 # ---------------------------------------------------------------- VidTok
 
 
-@pytest.mark.parametrize("frames", [1, 2, 3, 4, 5, 6, 9, 10, 13])
+@pytest.mark.parametrize("frames", [1, 4, 5, 9])
 def test_vidtok_tiles_are_cut_in_time_as_well(frames: int) -> None:
     bench = runner("small-vidtok")
     z, plan = drawn(bench.model, frames, (3, 2)), DecodePlan(tiling=Tiling(2, 0.0))
@@ -286,7 +286,7 @@ def tiled_minimax() -> Runner:
     return Runner(family.describe("mine", config, lambda: seeded(family.build(config), 3)))
 
 
-@pytest.mark.parametrize("frames", range(3, 18))
+@pytest.mark.parametrize("frames", [3, 4, 7, 8, 12, 17])
 def test_clips_are_as_many_as_the_family_says(frames: int) -> None:
     bench = runner("small-minimax-h3")
     z = drawn(bench.model, frames, (2, 2))
