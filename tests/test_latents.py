@@ -72,7 +72,7 @@ def test_importing_and_shaping_leaves_heavy_packages_out(tmp_path: Path) -> None
 def test_the_recipes_of_the_design_are_there() -> None:
     assert set(LATENTS) == {
         "photo-pair", "photo-512", "photo-text", "photo-texture", "photo-night",
-        "normal", "flat", "ramp", "contrast", "hot-pixel", *VIDEOS,
+        "normal", "small", "flat", "ramp", "contrast", "hot-pixel", *VIDEOS,
     }  # fmt: skip
     assert all(source.name == name and source.summary for name, source in LATENTS.items())
 
@@ -135,6 +135,7 @@ def test_the_image_is_the_photograph_in_the_declared_range(model: Model, loaded:
 
 BITS = {
     "normal": "38ad355cef920d8a1c5353f332b9750a",
+    "small": "1d51135ed86a04fb10ffa3bcfdda17d9",
     "flat": "69e8774b668f05e4c4ade002c2f00a51",
     "ramp": "e878e8a134d276eebab910bf0f877fca",
     "contrast": "e4ecae3ac291e19a20d4e0c79a654730",
