@@ -40,13 +40,14 @@ def predict(
     size: tuple[int, int],
     plan: DecodePlan | None = None,
     *,
-    frames: int = 1,
+    frames: int | None = None,
     batch: int = 1,
     device: str = "cpu",
     with_law: bool = False,
     budget: int | None = None,
 ) -> Prediction:
-    """Predict the memory of a decode to `batch` samples of `size` (height, width) and `frames`, under `plan`.
+    """Predict the memory of a decode to `batch` samples of `size` (height, width) and `frames`, under `plan`; without
+    `frames`, of the fewest that the class decodes.
 
     fp16 is predicted as a device computes it, also where a CPU would emulate it. A `budget` in bytes brings the law.
     Raises RequestError for a size, plan or device that cannot be.
@@ -63,26 +64,42 @@ def predict(
         found = replace(found, law=_law(model, plan, shape, found, device))
     if budget is not None:
         found = replace(found, budget=_fits(model, plan, shape, found, device, budget))
-    return replace(found, findings=findings(found), seconds=time.perf_counter() - start)
+    said = (*_unlike(model, size, found), *findings(found))
+    return replace(found, findings=said, seconds=time.perf_counter() - start)
 
 
-def latents_shape(model: Model, size: tuple[int, int], frames: int, batch: int) -> tuple[int, ...]:
+def _unlike(model: Model, size: tuple[int, int], found: Prediction) -> tuple[str, ...]:
+    """What the class does to the size, where it gives another than it should: no figure of such a decode is of use."""
+    height, width = found.sample[-2:]
+    if (height, width) == size:
+        return ()
+    return (f"{model.family.name} gives {height}×{width} under this plan where {size[0]}×{size[1]} was asked: "
+            "the picture is wrong, and so is every figure here (docs/upstream.md)",)  # fmt: skip
+
+
+def latents_shape(model: Model, size: tuple[int, int], frames: int | None, batch: int) -> tuple[int, ...]:
     """Latents (B, C, [T,] H, W) that decode to these samples. Raises RequestError naming the nearest that can be."""
     geometry = model.geometry
-    if batch < 1 or frames < 1 or min(size) < 1:
-        raise RequestError(f"{size[0]}x{size[1]}, {frames} frames, batch {batch}: all must be at least 1")
+    if batch < 1 or (frames is not None and frames < 1) or min(size) < 1:
+        given = "" if frames is None else f"{frames} frames, "
+        raise RequestError(f"{size[0]}x{size[1]}, {given}batch {batch}: all must be at least 1")
     if any(side % geometry.spatial for side in size):
         near = "x".join(str(max(1, round(side / geometry.spatial)) * geometry.spatial) for side in size)
         raise RequestError(f"size {size[0]}x{size[1]}: {model.name} decodes multiples of {geometry.spatial} pixels; "
                            f"nearest: {near}")  # fmt: skip
     space = (size[0] // geometry.spatial, size[1] // geometry.spatial)
     if not geometry.video:
-        if frames != 1:
+        if frames not in (None, 1):
             raise RequestError(f"{frames} frames: {model.name} is an image autoencoder: leave --frames out")
         return (batch, geometry.latent_channels, *space)
-    long = min(range(1, frames // geometry.temporal + 3), key=lambda n: abs(geometry.sample_frames(n) - frames))
+    # most classes decode a picture as one latent frame; where two are too few, one is as well
+    least = model.family.least_frames if model.family.least_frames > 2 else 1
+    if frames is None:
+        return (batch, geometry.latent_channels, least, *space)
+    lengths = range(least, max(least, frames // geometry.temporal) + 3)
+    long = min(lengths, key=lambda n: abs(geometry.sample_frames(n) - frames))
     if geometry.sample_frames(long) != frames:
-        few = ", ".join(str(geometry.sample_frames(n)) for n in (1, 2, 3))
+        few = ", ".join(str(geometry.sample_frames(least + n)) for n in range(3))
         raise RequestError(f"{frames} frames: {model.name} decodes {few} … frames; "
                            f"nearest: {geometry.sample_frames(long)}")  # fmt: skip
     return (batch, geometry.latent_channels, long, *space)

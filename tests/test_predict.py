@@ -159,6 +159,23 @@ def test_configurations_that_ship_decode(name):
         model.load()
 
 
+def test_frames_left_out_are_the_fewest_that_the_class_decodes():
+    def frames(name: str) -> int:
+        model = configs.from_name(name)
+        shape = predict.latents_shape(model, (64, 64), None, 1)
+        return model.geometry.sample_frames(shape[2])
+
+    assert [frames(name) for name in ("wan21", "allegro", "minimax-h3")] == [1, 4, 22]
+
+
+@pytest.mark.slow
+def test_a_picture_of_another_size_than_asked_is_a_finding():
+    model = configs.from_name("hunyuan-image-2.1-refiner")
+    found = predict.predict(model, (96, 96), DecodePlan(dtype="bf16", tiling=Tiling(4, 0.25)))
+    assert found.sample[-2:] == (6, 6)
+    assert "gives 6×6 under this plan where 96×96 was asked" in found.findings[0]
+
+
 def test_a_config_is_enough(tmp_path, capsys):
     config = (FOLDER / "config.json").read_text()
     (tmp_path / "vae").mkdir()
@@ -181,6 +198,7 @@ def test_a_config_is_enough(tmp_path, capsys):
         (["sdxl", "--size", "0x64"], "must be at least 1"),
         (["sdxl", "--size", "64x64", "--frames", "5"], "image autoencoder: leave --frames out"),
         (["wan21", "--size", "64x64", "--frames", "8"], "nearest: 9"),
+        (["minimax-h3", "--size", "64x64", "--frames", "1"], "nearest: 22"),
         (["sdxl", "--size", "64x64", "--overlap", "0.5"], "--overlap without --tile"),
         (["sdxl", "--size", "64x64", "--tile", "8"], "tile 8 is not smaller than the latents"),
         (["sdxl", "--size", "256x256", "--tile", "10", "--overlap", "0.33"], "nearest legal"),

@@ -33,7 +33,7 @@ def test_every_known_model_says_what_is_legal_and_what_it_is_as_attributes(name)
             with pytest.raises(IllegalTiling, match="nearest"):
                 tiles.report(asked, tiling=Tiling(legal.first_illegal, legal.overlap))
     some = next((each for each in found.tiles if each.tiles and each.overlap == 0.25), None)
-    if some is not None:
+    if some is not None and asked.family.name != "LTX2VideoDiffusionDecoderModel":  # there it depends on the size
         cut = tiles.report(asked, tiling=Tiling(some.tiles[0], 0.25)).tiling
         names = {line.removeprefix("vae.").partition(" ")[0].partition("(")[0] for line in cut.attributes}
         assert names <= {*asked.family.tiling_attributes(), "enable_tiling"}

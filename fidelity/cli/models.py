@@ -46,4 +46,4 @@ def scaling(convention: Scaling) -> str:
     parts = [f"{convention.factor:g}"] if convention.factor is not None else []
     parts += [f"shift {convention.shift:g}"] if convention.shift is not None else []
     parts += ["mean, std per channel"] if convention.std is not None else []
-    return ", ".join(parts) or "none"
+    return ", ".join(parts) or "not in the config"

@@ -18,7 +18,7 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 @click.command("predict")
 @click.argument("name", metavar="MODEL")
 @click.option("--size", required=True, metavar="HxW", help="Height and width of the sample, in pixels.")
-@click.option("--frames", type=int, default=1, show_default=True, help="Frames of the sample.")
+@click.option("--frames", type=int, help="Frames of the sample.  [default: the fewest that the class decodes]")
 @click.option("--batch", type=int, default=1, show_default=True)
 @click.option("--dtype", type=click.Choice(DTYPES), default="fp32", show_default=True)
 @click.option("--force-upcast", is_flag=True, help="Decode fp16 weights in fp32.")
@@ -32,7 +32,7 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 @click.option("--budget", metavar="8GiB", help="The largest picture that fits; brings the law.")
 @json_option
 @plugin_option
-def predict(name: str, size: str, frames: int, batch: int, device: str, with_law: bool, budget: str | None,
+def predict(name: str, size: str, frames: int | None, batch: int, device: str, with_law: bool, budget: str | None,
             as_json: bool, plugins: tuple[str, ...], plan: str | None, **options: Any) -> int:  # fmt: skip
     """Predicted peak memory by stage, without weights and without a GPU.
 

@@ -51,10 +51,12 @@ def simulate(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     ledger = Ledger()
-    # a class may keep constants of its module beside its weights: they are real, and are taken by their shapes
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = FakeTensorMode()
     with _by_shapes_alone(), fake, torch.no_grad(), ExitStack() as stack:
+        # weights may be made of constants of the class's file, which are real; a decode that meets such hides some
+        fake.allow_non_fake_inputs = True
         module = build()
+        fake.allow_non_fake_inputs = False
         place(module, dtype, device, keep_fp32)
         weights = schedule.weights_bytes(module)
         latents = torch.empty(tuple(shape), dtype=dtype, device=device)

@@ -7,6 +7,7 @@ and every value.
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -221,6 +222,11 @@ def _read_tensors(name: str, file: Path) -> Iterable[tuple[str, torch.Tensor]]:
     if file.suffix != ".safetensors":
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:  # its own words advise to load without this safety
+            said = "it holds more than plain tensors, perhaps code, and nothing of it was run"
+            raise ModelError(
+                f"model {name!r}: {file}: {said}: save a table of tensors, best as .safetensors"
+            ) from error
         except Exception as error:  # unpicklers raise whatever they like
             raise ModelError(f"model {name!r}: {file} cannot be read as plain weights: {_line(error)}") from error
         if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):

@@ -209,13 +209,17 @@ class OwnFamily(StridedFamily):
 
     def _axis(self, size: int, spatial: int, tiling: Tiling) -> TileAxis:
         assert self._grid is not None
-        starts, band = self._grid(size, tiling.tile, tiling.overlap)
-        axis = TileAxis(starts=tuple(int(start) * spatial for start in starts), band=int(band) * spatial,
-                        tile=tiling.tile * spatial, size=size * spatial)  # fmt: skip
+        asked = f"{self.name}: grid({size}, {tiling.tile}, {tiling.overlap:g})"
+        try:
+            starts, band = self._grid(size, tiling.tile, tiling.overlap)
+            axis = TileAxis(starts=tuple(int(start) * spatial for start in starts), band=int(band) * spatial,
+                            tile=tiling.tile * spatial, size=size * spatial)  # fmt: skip
+        except Exception as error:  # somebody's own function raises, or gives, whatever it likes
+            raise IllegalTiling(f"{asked} raised {_said(error)}: it has to give (starts, band)") from error
         if not axis.is_ordered or axis.band < 0:
             raise IllegalTiling(
-                f"{self.name}: grid({size}, {tiling.tile}, {tiling.overlap:g}) gave starts {list(starts)} and band "
-                f"{band}: expected 0, ascending, below {size}, and a band of 0 or more"
+                f"{asked} gave starts {list(starts)} and band {band}: "
+                f"expected 0, ascending, below {size}, and a band of 0 or more"
             )
         return axis
 

@@ -171,7 +171,7 @@ def test_set_tiling_writes_the_declared_attributes_only(name: str) -> None:
     assert written <= {*model.family.tiling_attributes()} <= after.keys()
 
 
-@pytest.mark.campaign  # suites/families.toml does this and more; here without goldens, for a class that is being written
+@pytest.mark.campaign  # suites/families.toml does this and more; here without goldens, for a class being written
 @pytest.mark.parametrize("name", SMALL)
 def test_every_option_runs_and_gives_what_it_should(name: str) -> None:
     model = only_if_installed(name)

@@ -326,7 +326,7 @@ def test_wrong_weights_are_refused_in_one_line(tmp_path, capsys):
         ("absent.safetensors", "does not exist"),
         ("", "none in"),
         ("text.safetensors", "cannot be read"),
-        ("code.pt", "cannot be read as plain weights"),
+        ("code.pt", "it holds more than plain tensors, perhaps code, and nothing of it was run"),
         ("list.pt", "no table of tensors"),
         ("nan.safetensors", "'a' of .* has 1 of 2 values that are NaN or inf"),
     ):
@@ -372,4 +372,11 @@ def test_a_load_function_that_fails_is_named_in_one_line(own, load, said):
 def test_a_grid_that_cannot_be_is_refused(own):
     model = own(Net, tile=halves, grid=lambda size, tile, overlap: ((4, 2), 0))
     with pytest.raises(IllegalTiling, match=r"gave starts \[4, 2\] and band 0: expected 0, ascending"):
+        model.family.tile_grid(model.geometry, (32, 32), Tiling(8, 0.0))
+
+
+@pytest.mark.parametrize("grid", [lambda *_: (range(0, 8, 0), 3), lambda *_: "x"], ids=["raises", "nonsense"])
+def test_a_grid_that_raises_is_named_in_one_line(own, grid):
+    model = own(Net, tile=halves, grid=grid)
+    with pytest.raises(IllegalTiling, match=r"grid\(32, 8, 0\) raised ValueError: .*it has to give \(starts, band\)"):
         model.family.tile_grid(model.geometry, (32, 32), Tiling(8, 0.0))
