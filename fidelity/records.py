@@ -214,6 +214,8 @@ class Family(Protocol):
     """Whether a chunk hands a cache on to the next, so that chunks must give what all frames at once give."""
     tiles_alike: ClassVar[bool]
     """Whether its tiled encode is known to cut and blend by the law of its tiled decode, which an oracle then holds."""
+    encodes: bool
+    """Whether it has an encoder, so that photographs can be put into latents."""
     streams: ClassVar[bool]
     """Whether `segments` can carry a causal cache on from one part of a video to the next."""
     data_range: ClassVar[tuple[float, float]]

@@ -89,3 +89,17 @@ def test_case_globs_must_match(capsys, tmp_path):
     code, _, err = call(capsys, "run", path, "--case", "*-fp64-*")
     assert code == 2
     assert "reference-kl/ramp/fp32-upcast0-slice0-t0-none" in err
+
+
+def test_one_plan_without_a_suite_takes_latents_that_the_model_has():
+    from fidelity import registry, suite
+    from fidelity.cli import run
+    from fidelity.models import configs
+
+    registry.load_plugins()
+    models = [registry.MODELS.get("reference-kl"), registry.MODELS.get("reference-video")]
+    models += [configs.from_name(name) for name in ("ltx-video", "ltx-2.5-diffusion-decoder")]
+    chosen = [run._quick(model, registry).stem for model in (None, *models)]
+    # LTX-Video takes no frames of 56 × 80 pixels, and a diffusion decoder none at all
+    assert chosen == ["quick", "quick", "quick_video", "quick_drawn", "quick_drawn"]
+    assert [len(suite.load(path, registry).judged) for path in run.QUICK_SUITES] == [1, 1, 1]

@@ -25,16 +25,32 @@ from fidelity.cli.common import (
     tell,
     undisturbed,
 )  # fmt: skip
-from fidelity.errors import RequestError
+from fidelity.errors import LatentsError, RequestError
 
 if TYPE_CHECKING:
-    from fidelity.records import RunResult
+    from fidelity.records import Model, RunResult
     from fidelity.runs import Options
     from fidelity.suite import Suite
 
 ENDED: list[int] = []
 """Statuses of the runs that ended, for when their printing cannot."""
-QUICK_SUITE = Path(__file__).parent.parent / "data" / "quick.toml"
+DATA = Path(__file__).parent.parent / "data"
+QUICK_SUITES = (DATA / "quick.toml", DATA / "quick_video.toml", DATA / "quick_drawn.toml")
+"""For `--plan` without a suite: the first whose latents the model takes."""
+
+
+def _quick(mine: Model | None, registry: Any) -> Path:
+    """The suite of one plan: photographs where the model encodes pictures, else panned ones, else drawn latents."""
+    pictures, videos, drawn = QUICK_SUITES
+    if mine is None:
+        return pictures
+    for path, latents in ((pictures, "photo-pair"), (videos, "photo-pan")):
+        try:
+            registry.LATENTS.get(latents).shape(mine.geometry)
+        except LatentsError:
+            continue
+        return path if mine.family.encodes else drawn
+    return drawn
 
 
 @click.command()
@@ -74,7 +90,7 @@ def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str 
         raise RequestError("nothing to run: name a suite, as in fidelity run suites/reference.toml, or give --plan")
     wanted = suite_.parse_plan(plan, registry) if plan is not None else None
     loaded: list[Suite] = []
-    for path in suites or (QUICK_SUITE,):
+    for path in suites or (_quick(mine, registry),):
         one = suite_.load(path, registry, substitute=mine)
         one = suite_.with_plan(one, wanted) if wanted is not None else one
         loaded.append(suite_.select(one, glob) if glob is not None else one)

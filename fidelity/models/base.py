@@ -56,6 +56,8 @@ class FamilyBase:
     """Whether a chunk hands a cache on to the next, so that chunks must give what all frames at once give."""
     tiles_alike: ClassVar[bool] = False
     """Whether its tiled encode is known to cut and blend by the law of its tiled decode, which an oracle then holds."""
+    encodes: bool = True
+    """Whether it has an encoder, so that photographs can be put into latents."""
     streams: ClassVar[bool] = False
     """Whether `segments` can carry a causal cache on from one part of a video to the next."""
     data_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)

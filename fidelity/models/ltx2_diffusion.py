@@ -41,6 +41,7 @@ class LTX2DiffusionFamily(StridedFamily):
     summary = "diffusion decoder of LTX-2.5: neighbourhood attention, a step of denoising, no encoder"
     lacks = frozenset({"slicing"})
     tiles_itself = True
+    encodes = False
     defaults: ClassVar[Mapping[str, Any]] = {
         "out_channels": 3,
         "latent_channels": 128,

@@ -129,6 +129,7 @@ class OwnFamily(StridedFamily):
                  grid: Grid | None = None):  # fmt: skip
         self.name, self.summary = name, "a decoder of one's own, no diffusers class"
         self._load, self._encoder, self._geometry, self._tile, self._grid = load, encoder, geometry, tile, grid
+        self.encodes = encoder is not None
         self.tiles_itself, self.hides_tiles = tile is not None, tile is not None and grid is None
         self.tile_controls = "tile, overlap share" if tile is None else "its own tiler"
 
