@@ -66,6 +66,7 @@ NOT_RUN = {
     "python benchmarks/prediction.py": "minutes",
     "python benchmarks/detectors_cost.py": "minutes",
     "python benchmarks/reach.py": "minutes",
+    "python benchmarks/advice.py": "minutes",
     "python -m tests.faults": "minutes; tests/test_faults.py runs a part",
 }
 """Commands that are only parsed, and why."""
