@@ -324,7 +324,10 @@ def _cut_lines(kind: str, unit: str, sample: str, cut: Cut) -> list[str]:
         out.append(f"  {sides}{f' = {cut.count}' if len(cut.axes) > 1 else ''} {kind}{'s' if cut.count != 1 else ''}")
     for name, axis in cut.axes.items():
         blended = f", the first {axis.band} of each later one blended" if axis.band else ""
-        out.append(f"  {name:<6}  {', '.join(f'{start}–{stop}' for start, stop in axis.spans)}{blended}")
+        spans = [f"{start}–{stop}" for start, stop in axis.spans]
+        if len(spans) > MANY:  # --json has them all
+            spans = [*spans[:3], f"… {len(spans) - 5} more …", *spans[-2:]]
+        out.append(f"  {name:<6}  {', '.join(spans)}{blended}")
     return out
 
 
@@ -336,3 +339,7 @@ def ranges(numbers: tuple[int, ...]) -> str:
     if len(numbers) > 3 and len(steps) == 1:
         return f"{numbers[0]}, {numbers[1]}, … {numbers[-1]} (every {steps.pop()})"
     return ", ".join(map(str, numbers))
+
+
+MANY = 12
+"""Tiles along an axis from which on only the first and last are printed."""

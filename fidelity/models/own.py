@@ -111,8 +111,11 @@ def weights(path: str | Path) -> dict[str, Tensor]:
                              "name the file itself if it has another name")  # fmt: skip
     elif not path.is_file():
         raise ModelError(f"weights: {path} does not exist")
-    shards = _shards(path.name, file)  # type: ignore[arg-type]
-    state = _merge(path.name, (pair for each in shards for pair in _read_tensors(path.name, each)))
+    try:
+        shards = _shards(path.name, file)  # type: ignore[arg-type]
+        state = _merge(path.name, (pair for each in shards for pair in _read_tensors(path.name, each)))
+    except ModelError as error:  # no model yet: its author reads of a file
+        raise ModelError(f"weights: {str(error).removeprefix(f'model {path.name!r}: ')}") from error
     for key, value in state.items():
         bad = int((~torch.isfinite(value)).sum()) if value.is_floating_point() else 0
         if bad:
