@@ -5,10 +5,12 @@ The suites are the list; the page is only drawn from them, with the newest figur
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from fidelity import snippet
 from fidelity.errors import SuiteError
@@ -16,6 +18,7 @@ from fidelity.records import Case, CaseResult, RunResult
 from fidelity.rules import ExpectRule
 from fidelity.suite import Suite
 
+CHECKOUT = Path(__file__).resolve().parent.parent
 MEASURED = "Measured"
 """How a line with figures of a run begins: all else on the page is drawn from the suites alone."""
 HEAD = """\
@@ -99,7 +102,8 @@ def render(suites: Sequence[Suite], runs: Sequence[RunResult] = ()) -> str:
     out = [rule.out_of_force for suite in suites for rule in suite.document.rules.expect if rule.out_of_force]
     if out:
         lines += ["## Not in the installed version", "", *(f"- {_words(each)}" for each in out), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    page = "\n".join(lines).rstrip() + "\n"
+    return page.replace(f"{CHECKOUT}{os.sep}", "")  # the page is the same wherever it is drawn
 
 
 def without_figures(page: str) -> str:

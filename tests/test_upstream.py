@@ -66,6 +66,8 @@ def test_the_page_is_that_of_the_suites(monkeypatch):
     again = "fidelity upstream suites/*.toml --results … --write docs/upstream.md"
     assert upstream.without_figures(PAGE.read_text()) == upstream.render(suites), f"draw it again: {again}"
     assert [one.path for one in suites] == sorted(Path("suites").glob("*.toml")), "a suite is not on the page"
+    assert str(upstream.CHECKOUT) not in PAGE.read_text()
+    assert "from_pretrained('fidelity/data/reference_kl')" in PAGE.read_text()
 
 
 @pytest.mark.slow
