@@ -134,14 +134,6 @@ def test_cosmos_geometry_is_what_its_blocks_give(blocks: int, patch: int, spatia
             family.describe("m", config, no_load)
 
 
-def test_a_class_that_the_installed_diffusers_lacks_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    import diffusers
-
-    monkeypatch.setattr(diffusers, "AutoencoderKLLTX2Video", None, raising=False)
-    with pytest.raises(ModelError, match=r"diffusers \S+ has no AutoencoderKLLTX2Video: install a later one"):
-        MODELS.get("small-ltx2").load()
-
-
 def test_seeded_weights_take_a_gain_and_leave_constants() -> None:
     config = small_config("small-ltx-timestep")
     plain, quiet = (
