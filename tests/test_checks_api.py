@@ -347,4 +347,5 @@ def test_every_program_of_a_check_runs(check):
             told = run(about.code(model, plan, shape_of(model)))
             assert told.startswith("full decode "), told
             assert len(told.splitlines()) > 1, told
-            assert "Error" not in told, told
+            shrinks = (check, name) == ("framewise_size", "small-mochi")  # what the program is there to show
+            assert ("Error" in told) == shrinks, told
