@@ -648,5 +648,6 @@ def test_a_thousand_cases_stay_quick(visit, tmp_path, capsys):
     with capsys.disabled():
         told = ", ".join(f"{name} {spent:.0f} ms" for name, spent in took.items())
         print(f"\n{len(run.cases)} cells in {size / 1e6:.1f} MB: {told}")
-    assert took.pop("load") < 4000
-    assert {name: spent for name, spent in took.items() if spent > 1000} == {}
+    # about 0.6 s and 0.1 s on a free machine: bounds for one whose cores are shared ten times over
+    assert took.pop("load") < 20000
+    assert {name: spent for name, spent in took.items() if spent > 5000} == {}
