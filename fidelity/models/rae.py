@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from math import isqrt
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,6 +34,12 @@ class RAEFamily(FamilyBase):
         "patch_size": 16,
         "num_channels": 3,
     }
+
+    def absent(self) -> str | None:
+        """Its encoder is a class of `transformers`, which diffusers does not require."""
+        if importlib.util.find_spec("transformers") is None:
+            return f"{self.name} needs transformers, which is not installed: pip install transformers"
+        return super().absent()
 
     def geometry(self, config: Mapping[str, Any]) -> Geometry:
         """A token decodes to one patch. The grid of tokens is fixed: other sizes are resized to it in silence."""
