@@ -7,14 +7,13 @@ it is seen where it shows, which must be where the family's `tile_grid` says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from fidelity.lazy import torch
 from fidelity.records import DecodePlan, TileAxis
-from fidelity.stub import Call, Stub, frame_at
+from fidelity.stub import Call, Stub, by, frame_at
 from fidelity.sweep import Setting
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _placed(stub: Stub, setting: Setting, plan: DecodePlan | None) -> Fault | No
     came = _decode(stub, setting, place.paint, plan)
     shape = expected_shape(stub, setting)
     if tuple(came.shape) != shape:
-        words = f"the sample is {_by(came.shape)}, the full decode's {_by(shape)}"
+        words = f"the sample is {by(came.shape)}, the full decode's {by(shape)}"
         return Fault(setting, words, came, torch.ones(shape))
     expected = place.expected(shape)
     if bool((came - expected).abs().amax() <= TOLERANCE):  # NaN is not below it
@@ -219,7 +218,3 @@ def _where(at: tuple[int, ...]) -> str:
     """`item 1, frame 3, y 17, x 4` of an index (B, C, [T,] H, W)."""
     names = ("item", "channel", "frame", "y", "x") if len(at) == 5 else ("item", "channel", "y", "x")
     return ", ".join(f"{name} {value}" for name, value in zip(names, at) if name != "channel")
-
-
-def _by(shape: Iterable[int]) -> str:
-    return "×".join(map(str, shape))

@@ -164,7 +164,7 @@ class Stub:
             return z.unflatten(0, (shape[0], shape[2])).transpose(1, 2)
         if tuple(shape) != tuple(z.shape):
             raise EvaluationError(
-                f"the decoder of {self.model.family.name} takes {_by(z.shape)}, no latents, so nothing can be placed"
+                f"the decoder of {self.model.family.name} takes {by(z.shape)}, no latents, so nothing can be placed"
             )
         return z if z.ndim == 5 else z.unsqueeze(2)
 
@@ -234,7 +234,8 @@ class _Answer(NamedTuple):
     own: dict[tuple[Any, str], Any]
 
 
-def _by(shape: Iterable[int]) -> str:
+def by(shape: Iterable[int]) -> str:
+    """`1×3×24×36`."""
     return "×".join(map(str, shape))
 
 
