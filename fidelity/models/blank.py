@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fidelity.errors import ModelError
 from fidelity.lazy import torch
 from fidelity.records import Model
 
@@ -13,8 +12,7 @@ def blank(model: Model) -> Any:
     """The class of the model's config as its family settles it, on the meta device. Raises ModelError."""
     import diffusers
 
-    # its module is imported first: constants that it makes must be on a device
-    if getattr(diffusers, model.family.name, None) is None:
-        raise ModelError(f"diffusers {diffusers.__version__} has no {model.family.name}: install a later one")
+    # its module is imported first: constants that it makes must be on a device; `build` says if there is none
+    getattr(diffusers, model.family.name, None)
     with torch.device("meta"):
         return model.family.build(model.config)
