@@ -74,7 +74,7 @@ def findings(found: Prediction) -> tuple[str, ...]:
     if whole is not None and found.allocated_peak_bytes >= whole:
         tiled = in_units(found.allocated_peak_bytes)
         out.append(f"tiling does not lower the peak: {tiled} with tiles, {in_units(whole)} without; {_worst(found)}")
-    stages = {stage.name: stage.peak_bytes for stage in found.stages}
+    stages = {stage.name: stage.peak_bytes for stage in found.stages if stage.peak_bytes is not None}
     if found.untiled_peak_bytes is not None and stages.get("assemble", 0) > stages.get("tile", 0):
         out.append(f"assembling the tiles needs more than any of them: {in_units(stages['assemble'])} against "
                    f"{in_units(stages['tile'])}; a smaller tile saves nothing")  # fmt: skip
@@ -100,7 +100,7 @@ def lines(found: Prediction) -> list[str]:
     ]
     for stage in found.stages:
         calls = f"  ({stage.calls} calls)" if stage.calls > 1 else ""
-        out.append(f"  {stage.name:<13} {in_units(stage.peak_bytes)}{calls}")
+        out.append(f"  {stage.name:<13} {in_units(stage.peak_bytes or 0)}{calls}")
     out.append("at the peak")
     out += [f"  {in_units(holder.bytes):<13} {_held(holder)}" for holder in found.at_peak]
     largest = found.largest
