@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from fidelity.errors import GoldenError
+from fidelity.errors import GoldenError, first_line
 from fidelity.records import ApprovedValues, DecodePlan, from_json
 
 SCHEMA = "fidelity.golden/1"
@@ -151,11 +151,6 @@ class Place:
         except OSError as error:
             why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
             raise self.fault(f"{name} {why}", self.restoring) from error
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -73,3 +73,18 @@ class AttestationError(EvaluationError):
 
 class WorkerDied(EvaluationError):
     """The worker process ended under a case."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line of at most 300 characters; its kind where it says nothing.
+
+    A line that ends in a colon says nothing without the one that follows (torch's `load_state_dict`).
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    words = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return words if len(words) <= 300 else f"{words[:299]}…"
+
+
+def in_one_line(error: BaseException) -> str:
+    """Its kind, and what it says, in one line."""
+    return f"{type(error).__name__}: {first_line(error) if str(error).strip() else 'no message'}"

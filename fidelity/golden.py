@@ -31,11 +31,10 @@ from fidelity.certificate import (
     ApprovedFile,
     Certificate,
     Place,
-    first_line,
     write_whole,
 )
 from fidelity.environment import versions
-from fidelity.errors import GoldenError
+from fidelity.errors import GoldenError, first_line
 from fidelity.latents import digest
 from fidelity.records import Model, to_json
 

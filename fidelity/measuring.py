@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from fidelity import oracles
 from fidelity.detectors import seam_family
-from fidelity.errors import EvaluationError
+from fidelity.errors import EvaluationError, in_one_line
 from fidelity.records import DecodePlan, Measurement, Receipts
 from fidelity.registry import DETECTORS, METRICS, Instrument
-from fidelity.verdicts import first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,4 +53,4 @@ def _apply(instrument: Instrument, candidate: Tensor, reference: Tensor, context
     except EvaluationError:
         raise
     except Exception as error:
-        raise EvaluationError(f"{instrument.name} raised {type(error).__name__}: {first_line(error)}") from error
+        raise EvaluationError(f"{instrument.name} raised {in_one_line(error)}") from error

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fidelity.errors import in_one_line
 from fidelity.lazy import torch
 from fidelity.optimizations import activations
 from fidelity.records import DecodePlan, Reason
 from fidelity.runner import Runner
-from fidelity.verdicts import first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ def reasons(
     try:
         again = runner.decode(latents, plan, decode=decode, trace=False, watch=True)
     except Exception as error:  # it went well a moment ago; a decode may raise anything
-        said = f"decoded again, with every module watched, it raised {type(error).__name__}: {first_line(error)}"
+        said = f"decoded again, with every module watched, it raised {in_one_line(error)}"
         return [Reason(NAME, said, diagnosis=("nondeterministic",))]
     if bool(torch.isfinite(again.sample).all()):
         said = "decoded again, with every module watched, it was finite: the same plan gives different values"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fidelity import gates, naming, noise
+from fidelity.errors import in_one_line
 from fidelity.measuring import measure
 from fidelity.records import DecodePlan, Limit, Measurement, Model, Reason
 from fidelity.runner import Runner
-from fidelity.verdicts import first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +54,7 @@ class Plain:
             try:
                 found = self.noise((plain,), (noise.PLAIN, noise.THREADS))
             except Exception as error:  # a decode may raise anything; without it nothing can be held to its cost
-                said = f"{type(error).__name__}: {first_line(error)}"
+                said = in_one_line(error)
                 costs = {name: gates.Plain(None, None, said) for name in limits}
             else:
                 moved = noise.floors(found)[plain.dtype]

@@ -15,12 +15,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fidelity import optimizations, predict
-from fidelity.errors import EvaluationError, FidelityError, IllegalTiling, RequestError
+from fidelity.errors import EvaluationError, FidelityError, IllegalTiling, RequestError, in_one_line
 from fidelity.lazy import torch
 from fidelity.prediction import Prediction, in_units
 from fidelity.recommend import Advice, Budget, Offer, code
 from fidelity.records import DecodePlan, DTypeName, Model, OffloadName, Tiling
-from fidelity.verdicts import first_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -173,7 +172,7 @@ def _predicted(model: Model, shape: tuple[int, ...], plan: DecodePlan, device: s
         raise
     except Exception as error:  # a decode that asks for values, or keeps tensors beyond itself, has no shapes alone
         raise EvaluationError(
-            f"{model.name} under {plan.id} cannot be predicted: {type(error).__name__}: {first_line(error)}; measure "
+            f"{model.name} under {plan.id} cannot be predicted: {in_one_line(error)}; measure "
             "it: fidelity run --plan …, then fidelity recommend DIR"
         ) from error
 
@@ -247,7 +246,7 @@ def reach_of(model: Model) -> Reach:
                 part.register_forward_hook(_noted(name, part, size[1], steps, everywhere))
             model.family.decode(module, torch.empty((1, geometry.latent_channels, *frames, *size)))
     except Exception as error:  # a decode may raise anything; then its reach is not known
-        return Reach(None, reason=f"{type(error).__name__}: {first_line(error)}")
+        return Reach(None, reason=in_one_line(error))
     if not steps:
         return Reach(None, tuple(everywhere), reason="it has no convolutions")
     return Reach(math.ceil(sum(steps.values())), tuple(everywhere))

@@ -12,12 +12,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fidelity.errors import IllegalTiling, LatentsError
+from fidelity.errors import IllegalTiling, LatentsError, in_one_line
 from fidelity.lazy import torch
 from fidelity.records import ModelReach, Prediction, Reach, TileAxis, TileGrid, Tiling
 from fidelity.runner import Runner
 from fidelity.signal import levels
-from fidelity.verdicts import first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +41,7 @@ def measure(runner: Runner, model: str, latents: str, tensor: Tensor, wanted: It
     try:
         found = probe(runner, tensor)
     except Exception as error:  # a decode may raise anything; its words are the reason
-        return ModelReach(model, latents, None, reason=f"{type(error).__name__}: {first_line(error)}")
+        return ModelReach(model, latents, None, reason=in_one_line(error))
     return ModelReach(model, latents, found, tuple(_predictions(runner, found, wanted)))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fidelity import gates
+from fidelity.errors import first_line
 from fidelity.lazy import torch
 from fidelity.records import Case, CaseResult, Reason
 
@@ -20,10 +21,6 @@ def crash(error: BaseException) -> Reason:
     out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
     kinds = ("crash", "memory") if out_of_memory else ("crash",)
     return Reason("decode", f"{type(error).__name__}{where}: {first_line(error)}", diagnosis=kinds)
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:300]
 
 
 def result_of(case: Case, verdict: Any, reasons: tuple[Reason, ...], request: str = "fidelity run SUITE") -> CaseResult:

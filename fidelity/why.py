@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fidelity import naming
+from fidelity.errors import in_one_line
 from fidelity.lazy import torch
 from fidelity.optimizations import witness
 from fidelity.records import Decoded, DecodePlan, Measurement, Reason
-from fidelity.verdicts import first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ def _second_look(runner: Runner, plan: DecodePlan, stored: Golden, decoded: Deco
             sample, _ = decode(stored.latents)
     except Exception as error:  # it went well a moment ago
         runner.reload()
-        said = f"a second decode raised {type(error).__name__}: {first_line(error)}"
+        said = f"a second decode raised {in_one_line(error)}"
         return [Reason("repeat", said, diagnosis=("nondeterministic",))]
     runner.restore()
     found = [

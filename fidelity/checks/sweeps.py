@@ -11,7 +11,7 @@ from fidelity import coverage, snippet, sweep
 from fidelity.checks.instance import Shape, instance
 from fidelity.checks.subject import Subject
 from fidelity.coverage import Fault
-from fidelity.errors import EvaluationError
+from fidelity.errors import EvaluationError, in_one_line
 from fidelity.lazy import torch
 from fidelity.models.interface import interface
 from fidelity.records import DecodePlan, Model, Tiling
@@ -50,7 +50,7 @@ def tile_geometry(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[T
             found = found or fault
         if found is not None:
             _, found = sweep.shrink(found.setting, lambda each: _again(stub, each, base), found)
-    raised = f"{crashes[0][0]}: {_said(crashes[0][1])}" if crashes else ""
+    raised = f"{crashes[0][0]}: {in_one_line(crashes[0][1])}" if crashes else ""
     if found is None:
         if crashes:
             first = f"{len(crashes)} of {len(settings)} settings raise, the smallest with {raised}"
@@ -120,7 +120,7 @@ def illegal_tiling(runner: Subject, latents: Tensor, plan: DecodePlan) -> tuple[
                     continue
                 found += [(str(each), fault)] if fault else []
     words = [f"{said}: {fault.words}" for said, fault in found]
-    words += [f"{said}: {_said(error)}" for said, error in crashes]
+    words += [f"{said}: {in_one_line(error)}" for said, error in crashes]
     if not found:
         if crashes:
             raise RuntimeError(f"illegal_tiling: {'; '.join(words[:FEW])}") from crashes[0][1]
@@ -206,7 +206,3 @@ def _values(model: Model, names: tuple[str, ...], tile: int, stride: int, overla
     }
     values = {name: next((by_kind[kind] for kind in by_kind if kind in name), None) for name in names}
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"

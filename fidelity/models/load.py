@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fidelity.errors import ModelError
+from fidelity.errors import ModelError, first_line, in_one_line
 from fidelity.lazy import torch
 from fidelity.models.base import FamilyBase
 from fidelity.records import Model
@@ -65,8 +65,8 @@ def load(name: str, family: FamilyBase, config: Mapping[str, Any], files: tuple[
     except ModelError as error:
         raise ModelError(f"model {name!r}: {error}") from None
     except Exception as error:  # constructors raise whatever they like
-        raise ModelError(f"model {name!r}: diffusers cannot build {family.name} from its config: "
-                         f"{type(error).__name__}: {_line(error)}") from error  # fmt: skip
+        what = f"model {name!r}: diffusers cannot build {family.name} from its config"
+        raise ModelError(f"{what}: {in_one_line(error)}") from error
     module.float()
     state = _merge(name, ((family.rename(key), value) for file in files for key, value in _read_tensors(name, file)
                           if not _is_ignored(family, key)))  # fmt: skip
@@ -111,10 +111,6 @@ def _hint(keys: Iterable[str]) -> str:
     return ""
 
 
-def _line(error: Exception) -> str:
-    return (str(error).strip() or "no message").splitlines()[0]
-
-
 # ---------------------------------------------------------------- what lies at the path
 
 
@@ -146,7 +142,7 @@ def _read_json(path: Path, what: str) -> dict[str, Any]:
     except OSError as error:
         raise ModelError(f"{what}: {path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
-        raise ModelError(f"{what}: {path} is not JSON: {_line(error)}") from None
+        raise ModelError(f"{what}: {path} is not JSON: {first_line(error)}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{what}: {path} holds {type(content).__name__}, expected an object")
     return content
@@ -228,7 +224,7 @@ def _read_tensors(name: str, file: Path) -> Iterable[tuple[str, torch.Tensor]]:
                 f"model {name!r}: {file}: {said}: save a table of tensors, best as .safetensors"
             ) from error
         except Exception as error:  # unpicklers raise whatever they like
-            raise ModelError(f"model {name!r}: {file} cannot be read as plain weights: {_line(error)}") from error
+            raise ModelError(f"model {name!r}: {file} cannot be read as plain weights: {first_line(error)}") from error
         if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
             raise ModelError(f"model {name!r}: {file} is no table of tensors")
         return state.items()
@@ -238,4 +234,4 @@ def _read_tensors(name: str, file: Path) -> Iterable[tuple[str, torch.Tensor]]:
     try:
         return load_file(file, device="cpu").items()
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"model {name!r}: {file} cannot be read: {_line(error)}") from None
+        raise ModelError(f"model {name!r}: {file} cannot be read: {first_line(error)}") from None

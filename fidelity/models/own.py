@@ -23,7 +23,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fidelity.errors import EvaluationError, FidelityError, IllegalTiling, LatentsError, ModelError, PluginError
+from fidelity.errors import (
+    EvaluationError,
+    FidelityError,
+    IllegalTiling,
+    LatentsError,
+    ModelError,
+    PluginError,
+    in_one_line,
+)
 from fidelity.lazy import torch
 from fidelity.models.base import _first
 from fidelity.models.host import host
@@ -163,7 +171,7 @@ class OwnFamily(StridedFamily):
         except FidelityError as error:
             raise ModelError(f"model {self.name!r}: {error}") from error
         except Exception as error:  # a load function raises whatever it likes
-            raise ModelError(f"model {self.name!r}: {named}() raised {_said(error)}") from error
+            raise ModelError(f"model {self.name!r}: {named}() raised {in_one_line(error)}") from error
         if not callable(made):
             raise ModelError(f"model {self.name!r}: {named}() gave {type(made).__name__}: return an nn.Module, "
                              "or a callable from latents to a sample")  # fmt: skip
@@ -183,7 +191,7 @@ class OwnFamily(StridedFamily):
             sample = module.decode(latents)
         except Exception as error:
             if is_fake(latents):
-                raise EvaluationError(f"it cannot run on shapes alone: {_said(error)}") from error
+                raise EvaluationError(f"it cannot run on shapes alone: {in_one_line(error)}") from error
             raise
         wanted = self._sample_shape(tuple(latents.shape))
         if tuple(sample.shape) != wanted:
@@ -219,7 +227,7 @@ class OwnFamily(StridedFamily):
             axis = TileAxis(starts=tuple(int(start) * spatial for start in starts), band=int(band) * spatial,
                             tile=tiling.tile * spatial, size=size * spatial)  # fmt: skip
         except Exception as error:  # somebody's own function raises, or gives, whatever it likes
-            raise IllegalTiling(f"{asked} raised {_said(error)}: it has to give (starts, band)") from error
+            raise IllegalTiling(f"{asked} raised {in_one_line(error)}: it has to give (starts, band)") from error
         if not axis.is_ordered or axis.band < 0:
             raise IllegalTiling(
                 f"{asked} gave starts {list(starts)} and band {band}: "
@@ -240,9 +248,3 @@ def _takes_path(load: Load, *, required: bool = False) -> bool:
     parameters = list(inspect.signature(load).parameters.values())
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     return bool(positional) and (not required or positional[0].default is inspect.Parameter.empty)
-
-
-def _said(error: Exception) -> str:
-    """An exception in one line, whatever its own lines."""
-    text = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}: {text if len(text) <= 300 else text[:299] + '…'}"
