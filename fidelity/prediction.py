@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from fidelity.memory.law import Law
 from fidelity.records import DecodePlan, Stage
+from fidelity.wording import in_units
 
 METHOD = "operators on shapes alone + workspace, attention kernel and residency of weights as modelled"
 
@@ -138,7 +139,3 @@ def _held(holder: Holder) -> str:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape))
-
-
-def in_units(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from fidelity.errors import RequestError
 
 BARE = ("", "1", "share")
 """Units that say nothing which the measurement's name does not."""
@@ -18,6 +21,24 @@ LINES: dict[tuple[Any, Any], str] = {
 def amount(value: float, unit: str, digits: int = 4) -> str:
     """`22.54 grey levels`; a share or a pure number without a unit."""
     return f"{value:.{digits}g}" if unit in BARE else f"{value:.{digits}g} {unit}"
+
+
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?I?B)?\s*", re.IGNORECASE)
+
+
+def in_units(count: int) -> str:
+    """`1.50 GiB`, and below that `14.5 MiB`."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def parse_bytes(text: str, what: str) -> int:
+    """Bytes of `8GiB`, `6.5 GB`, `512MiB` or a bare number. Raises RequestError that begins with `what`."""
+    found = _BYTES.fullmatch(text)
+    count = int(float(found[1]) * UNITS[(found[2] or "B").upper()]) if found else 0
+    if count < 1:
+        raise RequestError(f"{what} {text!r}: write a size above 0, as in 8GiB or 512MiB")
+    return count
 
 
 def place(where: Mapping[str, Any] | None) -> str:

@@ -8,11 +8,10 @@ from typing import Any
 
 import click
 
+from fidelity import wording
 from fidelity.cli.common import json_option, plugin_option, prepare
 from fidelity.errors import RequestError, UnknownName
 from fidelity.records import DTYPES, OFFLOADS, DecodePlan, Tiling
-
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @click.command("predict")
@@ -102,9 +101,5 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of `8GiB`, `6.5 GB`, `512MiB` or a bare number. Raises RequestError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?I?B)?\s*", text, re.IGNORECASE)
-    count = int(float(found[1]) * UNITS[(found[2] or "B").upper()]) if found else 0
-    if count < 1:
-        raise RequestError(f"--budget {text!r}: write a size above 0, as in 8GiB or 512MiB")
-    return count
+    """Bytes of a --budget: `8GiB`, `6.5 GB`, `512MiB` or a bare number. Raises RequestError."""
+    return wording.parse_bytes(text, "--budget")
