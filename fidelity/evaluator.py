@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fidelity import checks, gates, images, oracles, overflow, snippet, why
+from fidelity import checks, gates, images, oracles, overflow, response, snippet, why
 from fidelity import latents as latents_
 from fidelity.certificate import approved_values
 from fidelity.environment import environment_class
@@ -233,6 +233,7 @@ class Evaluator(References):
             images=pictures or {},
             frames=decoded.sample.shape[2] if decoded.sample.ndim == 5 else 1,
             data_range=self.models[case.model].data_range,
+            notes=(*result.notes, *response.findings(decoded.memory)),
         )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fidelity import optimizations, oracles
+from fidelity import optimizations, oracles, response
 from fidelity.lazy import torch
 from fidelity.memory import allocator
 from fidelity.optimizations import activations, state
@@ -112,6 +112,9 @@ class Runner:
         candidate = sample.detach().to("cpu", torch.float32)
         if memory.method and resident is not None:
             memory = msgspec.structs.replace(memory, resident_peak_bytes=resident + (memory.weights_bytes or 0))
+        if memory.method:
+            after = response.stages(sample, self.model.data_range, held_bytes=memory.weights_bytes or 0)
+            memory = msgspec.structs.replace(memory, stages=(*memory.stages, *after))
         exact = None if traced is None else bool(torch.equal(_bits(traced), _bits(candidate)))
         return Decoded(candidate, taken, receipts, memory, exact, seen.activations)
 

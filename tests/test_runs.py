@@ -31,7 +31,7 @@ def without_times(folder: Path) -> object:
             return {
                 key: drop(value)
                 for key, value in node.items()
-                if key not in ("seconds", "resident_peak_bytes", "recorded")
+                if key not in ("seconds", "resident_peak_bytes", "resident_bytes", "traced_bytes", "recorded")
             }
         return [drop(value) for value in node] if isinstance(node, list) else node
 

@@ -39,6 +39,10 @@ class Stage(Struct, frozen=True):
     """By how much the process's resident memory rose at most in this stage; None where it was not measured."""
     result_bytes: int | None = None
     """What the stage leaves behind: an array, an image, an encoded file."""
+    traced_bytes: int | None = None
+    """By how much the memory of numpy and Python rose at most, as they report it to tracemalloc."""
+    held: tuple[Holding, ...] = ()
+    """Of a stage after the decode: the copies of the sample that were alive when it began."""
     seconds: float | None = None
     reason: str | None = None
     """Why a figure is missing."""
