@@ -43,12 +43,13 @@ class RoundTrip(Runner):
         decode: Decode | None = None,
         trace: bool = True,
         watch: bool = False,
+        memory_limit: int | None = None,
     ) -> Decoded:
         """Encode a picture under `plan`, decode the outcome plainly: the sample, with the encoder's receipts."""
         if decode is not None:
             raise EvaluationError("encode: a decode of one's own has no encoder to judge: leave encode out of its plan")
         whole = self.whole(latents)
-        encoded = super().decode(latents, plan, trace=trace, watch=watch)
+        encoded = super().decode(latents, plan, trace=trace, watch=watch, memory_limit=memory_limit)
         sample = self._shown(encoded.sample)
         return replace(encoded, sample=sample, receipts=self._told(encoded.receipts, encoded.sample, whole))
 

@@ -16,7 +16,7 @@ import msgspec
 
 from fidelity import optimizations, oracles, response
 from fidelity.lazy import torch
-from fidelity.memory import allocator
+from fidelity.memory import allocator, limit
 from fidelity.optimizations import activations, state
 from fidelity.optimizations.observe import dtype_name, observe
 from fidelity.optimizations.outputs import sample_of
@@ -75,15 +75,17 @@ class Runner:
         decode: Decode | None = None,
         trace: bool = True,
         watch: bool = False,
+        memory_limit: int | None = None,
     ) -> Decoded:
         """Decode latents (B, C, [T,] H, W; fp32, as the decoder takes them) under `plan`.
 
         With `trace`, a decode of its own measures memory first: it warms up, and its sample tells whether the plan
         repeats bit for bit. `decode(module, latents)` is somebody's own decode: it gets fp32 latents, and `plan` is
         what it claims to do, applied by itself and not by us. With `watch`, the judged decode keeps what each module
-        gave; that makes it slower.
+        gave; that makes it slower. Beyond `memory_limit` bytes more than there are when a decode begins, the traced and
+        the judged one are refused memory (`memory.limit`).
         """
-        run = decode or self.model.family.decode
+        run = limit.around(decode or self.model.family.decode, memory_limit, self.device)
         applied = DecodePlan() if decode else plan
         emulated = is_emulated(applied, self.device)
         traced, memory = None, MemoryTrace(reason=allocator.EMULATED if emulated else "not asked for")
@@ -93,6 +95,9 @@ class Runner:
                 optimizations.apply_plan(self.module, applied, model=self.model, device=self.device) as proofs,
             ):
                 taken: dict[str, float] = {}
+                if memory_limit is not None:
+                    rehearsed = (self.module, self._feed(latents, applied))
+                    limit.rehearse(decode or self.model.family.decode, rehearsed, memory_limit, self.device)
                 if trace and not emulated:
                     start = time.perf_counter()
                     traced, memory = self._trace(run, self._feed(latents, applied))
