@@ -11,7 +11,7 @@ import textwrap
 import pytest
 import torch
 
-from fidelity.memory import allocator, profiler, resident, trace
+from fidelity.memory import allocator, events, resident, trace
 from fidelity.optimizations import apply_plan
 from fidelity.records import DecodePlan, Tiling
 from tests.optimizations.small import MODEL, build, latents
@@ -135,12 +135,48 @@ def test_what_the_decode_raises_passes_through_and_nothing_is_left(module):
     def fail():
         module.decoder(torch.zeros(1, 3, 8, 8))
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError) as raised:
         trace(fail, module=module, device="cpu")
+    lived = allocator.interrupted(raised.value)
+    assert (lived.stage, lived.module, lived.operator) == ("tile", "decoder.conv_in", "")
+    assert lived.alive_bytes == lived.trace.weights_bytes + 3 * 8 * 8 * 4
     assert not module.decoder._forward_hooks
     assert gc.isenabled()
     _, memory = trace(lambda: block(1), module=NOTHING, device="cpu")  # the profiler is free again
     assert memory.allocated_peak_bytes == MIB
+
+
+def test_an_allocation_that_is_refused_is_told_with_what_lived_then():
+    class Decoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.big = torch.nn.Identity()
+            self.big.forward = lambda kept: torch.cat([kept, kept[:1].expand(2**60)])
+
+        def forward(self, kept):
+            return self.big(kept)
+
+    decoder = Decoder()
+
+    def fail():
+        kept = block(10)
+        done = block(50)
+        del done
+        with pytest.raises(ZeroDivisionError):
+            1 / 0  # what is caught is no matter  # noqa: B018
+        decoder(kept)
+
+    with pytest.raises(RuntimeError, match="allocate") as raised:
+        trace(fail, module=decoder, decoder=decoder, device="cpu")
+    lived = allocator.interrupted(raised.value)
+    assert (lived.stage, lived.module, lived.operator) == ("tile", "big", "cat")
+    assert lived.alive_bytes == 10 * MIB
+    assert lived.held[0].bytes == 10 * MIB
+    assert lived.held[0].shape == (10 * MIB,)
+    assert lived.trace.allocated_peak_bytes == 60 * MIB
+    assert lived.reason is None
+    assert not decoder.big._forward_hooks
+    assert allocator.interrupted(ValueError("of another decode")) is None
 
 
 def test_garbage_of_before_is_not_collected_into_the_trace():
@@ -160,12 +196,12 @@ def test_garbage_of_before_is_not_collected_into_the_trace():
 
 
 def test_the_timeline_counts_what_was_alive_when_a_range_began():
-    timeline = profiler.Timeline(times=[10, 20, 30, 40], alive=[5, 9, 2, 4])
-    assert timeline.peak(0, 50) == 9
-    assert timeline.peak(21, 50) == 9  # still 9 alive until 30
-    assert timeline.peak(30, 39) == 9
-    assert timeline.peak(31, 39) == 2
-    assert timeline.peak(0, 5) == 0
+    recording = events.Recording(alive=[5, 9, 2, 4])
+    assert recording.peak(0, 4) == 9
+    assert recording.peak(2, 4) == 9  # still 9 alive until instant 2
+    assert recording.peak(3, 4) == 4
+    assert recording.peak(3, 3) == 2
+    assert recording.peak(0, 0) == 0
 
 
 # ---------------------------------------------------------------- a decode
@@ -364,7 +400,7 @@ def test_cuda_stages_from_counters_reset_at_each_border(monkeypatch):
     for name in ("reset_peak_memory_stats", "max_memory_allocated", "memory_allocated", "max_memory_reserved",
                  "synchronize", "empty_cache"):  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    monkeypatch.setattr(allocator, "resident_weights", lambda module, device: 60)
+    monkeypatch.setattr(allocator, "weights_sizes", lambda module, device: [60])
 
     class Decoder(torch.nn.Module):
         def forward(self):

@@ -6,11 +6,20 @@ whole's peak is the largest of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fidelity.lazy import torch
+from fidelity.memory.running import running
+from fidelity.records import MemoryTrace, Stage
+
+if TYPE_CHECKING:
+    from torch import nn
+
+T = TypeVar("T")
+METHOD = "torch.cuda peak counters, read and reset at each stage"
 
 
 @dataclass
@@ -39,6 +48,10 @@ class Meter:
         self.reserved = max(self.reserved, torch.cuda.max_memory_reserved(self.device))
         torch.cuda.reset_peak_memory_stats(self.device)
 
+    def span(self, name: str) -> AbstractContextManager[Any]:
+        """A stage; a module is none."""
+        return nullcontext() if name.startswith("module:") else self.stage(name)
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Everything within belongs to this stage, but for the stages inside it."""
@@ -49,3 +62,48 @@ class Meter:
         finally:
             self.read()
             self._stage.pop()
+
+
+def trace(
+    decode: Callable[[], T],
+    *,
+    module: nn.Module,
+    weights: int,
+    device: str,
+    decoder: nn.Module | None,
+    convert: Callable[[T], Any] | None,
+) -> tuple[T, MemoryTrace]:
+    """Run a decode on a CUDA device and measure its peaks by stage."""
+    meter = Meter(device)
+    meter.start(weights)
+    with meter.stage("assemble"), running(module, decoder, meter.span):
+        result = decode()
+    if convert is not None:
+        with meter.stage("convert"):
+            convert(result)
+    peaks = dict(meter.allocated)
+    peaks["decode"] = [max(peak for name in ("assemble", "tile") for peak in peaks.get(name, [0]))]
+    if len(peaks.get("tile", [])) < 2:
+        peaks.pop("assemble", None)
+    return result, MemoryTrace(
+        allocated_peak_bytes=max(max(found) for found in peaks.values()),
+        reserved_peak_bytes=meter.reserved,
+        weights_bytes=weights,
+        method=METHOD,
+        stages=_stages(peaks),
+    )
+
+
+def peak(build: Callable[[], T], device: str) -> tuple[T, int | None, str | None]:
+    """Load a model: what it returns, and its peak on the device."""
+    meter = Meter(device)
+    meter.start(0)
+    with meter.stage("load"):
+        result = build()
+    return result, max(meter.allocated["load"]), None
+
+
+def _stages(peaks: dict[str, list[int]]) -> tuple[Stage, ...]:
+    order = ("decode", "tile", "assemble", "convert")
+    calls = {name: len(peaks.get(name, ())) if name == "tile" else 1 for name in order}
+    return tuple(Stage(name, max(peaks[name]), calls[name]) for name in order if peaks.get(name))  # type: ignore[arg-type]

@@ -12,91 +12,52 @@ import re
 import sys
 import tempfile
 import threading
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from fidelity.lazy import torch
+from fidelity.memory.events import Recording
 
 _ONE_AT_A_TIME = threading.Lock()  # the profiler is one for the process, and so is file descriptor 2
 _LOG_LINE = re.compile(rb"[A-Z]+:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ \w+\.\w+:\d+\] ")
 
 
-@dataclass
-class Timeline:
-    """Bytes alive over time, counted from zero at the start, and the named ranges in it (nanoseconds)."""
-
-    times: list[int] = field(default_factory=list)
-    alive: list[int] = field(default_factory=list)
-    """Bytes alive from the instant of the same index on."""
-    ranges: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-
-    def peak(self, start: int, end: int) -> int:
-        """The most that was alive at one instant of [start, end], what was alive before included."""
-        first, last = bisect_left(self.times, start), bisect_right(self.times, end)
-        held = self.alive[first - 1] if first else 0
-        return max([held, *self.alive[first:last]])
-
-    def shares(self, count: int) -> list[int]:
-        """The most that was alive in each of at most `count` equal shares of the events, in their order."""
-        events = len(self.alive)
-        borders = sorted({events * share // count for share in range(count + 1)})
-        return [max(self.alive[start:end]) for start, end in pairwise(borders)]
-
-
 @contextmanager
-def record() -> Iterator[Timeline]:
-    """Record the allocator's events of this thread. The Timeline is filled on exit; `span` adds ranges to it.
+def record(*, operators: bool = False) -> Iterator[Recording]:
+    """Record the allocator's events of this thread. The Recording is filled on exit; `span` adds ranges to it.
 
-    Releases of what was allocated before are no events. The garbage collector rests meanwhile: when it runs depends on
-    what the process did before, and the same decode must have the same peak.
+    With `operators`, who made an allocation is recorded too; that costs more. Releases of what was allocated before are
+    no events. The garbage collector rests meanwhile: when it runs depends on what the process did before, and the same
+    decode must have the same peak.
     """
-    timeline = Timeline()
+    recording = Recording()
     collects = gc.isenabled()
-    with _ONE_AT_A_TIME, _memory_events_only():
-        profile = torch.autograd.profiler.profile(profile_memory=True)
+    with _ONE_AT_A_TIME, nullcontext() if operators else _memory_events_only():
+        profile = torch.autograd.profiler.profile(profile_memory=True, record_shapes=operators)
         with _quiet():
             profile.__enter__()
         gc.disable()
         try:
-            yield timeline
+            yield recording
         finally:
-            if collects:
-                gc.enable()
-            with _quiet():
-                profile.__exit__(None, None, None)
-    recorded = profile.kineto_results
-    _fill(timeline, recorded.events() if recorded is not None else [])
+            try:
+                with _quiet():
+                    profile.__exit__(None, None, None)
+                if profile.kineto_results is not None:
+                    recording.fill(profile.kineto_results.experimental_event_tree())
+            except (AttributeError, TypeError, RuntimeError, MemoryError) as error:  # another torch, or no room to read
+                recording.reason = f"the profiler's events could not be read: {type(error).__name__}: {error}"
+            finally:
+                if collects:
+                    gc.enable()
 
 
-def span(name: str) -> Any:
-    """A named range of the recording, as a context manager. Raises nothing outside of one."""
-    return torch.autograd.profiler.record_function(name)
-
-
-def _fill(timeline: Timeline, events: list[Any]) -> None:
-    changes = []
-    elsewhere = torch.cuda.is_initialized()  # else every event is the CPU's, and asking costs as much as the rest
-    for event in events:
-        name = event.name()
-        if name == "[memory]":
-            if not elsewhere or event.device_type() == torch.autograd.DeviceType.CPU:
-                changes.append((event.start_ns(), event.nbytes()))
-        elif name.startswith("fidelity:"):
-            start = event.start_ns()
-            timeline.ranges.setdefault(name, []).append((start, start + event.duration_ns()))
-    changes.sort(key=lambda change: change[0])  # stable: events of one nanosecond keep their order
-    alive = 0
-    for when, change in changes:
-        alive += change
-        timeline.times.append(when)
-        timeline.alive.append(alive)
-    for spans in timeline.ranges.values():
-        spans.sort()
+def span(name: str) -> AbstractContextManager[Any]:
+    """A named range of the recording. Raises nothing outside of one."""
+    fast = getattr(torch._C._profiler, "_RecordFunctionFast", None)
+    return fast(name) if fast is not None else torch.autograd.profiler.record_function(name)
 
 
 @contextmanager

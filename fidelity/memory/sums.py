@@ -1,0 +1,43 @@
+"""The largest sum alive at one instant, found twice, so that a peak is no figure of one way of counting.
+
+Once from each allocation's birth and death, once from the total that the allocator kept by itself. It is never the sum
+of stages' own peaks, which may be far apart in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+
+def simultaneous(intervals: Iterable[tuple[int, int | None, int]]) -> int:
+    """The largest sum of bytes alive at once, of (born, gone, bytes): alive from `born` on, no longer at `gone`.
+
+    None: it is never gone. At one and the same instant what goes makes room before what comes.
+    """
+    changes = [(born, size) for born, _, size in intervals]
+    changes += [(gone, -size) for _, gone, size in intervals if gone is not None]
+    changes.sort()  # of one instant, releases first: they are negative
+    return max(accumulate((size for _, size in changes), initial=0))
+
+
+def disagreement(intervals: Sequence[tuple[int, int | None, int]], totals: Sequence[int]) -> str | None:
+    """Why the two countings are not of one and the same memory, or None. `totals`: by instant, what was counted."""
+    lifetimes, counted = simultaneous(intervals), max(totals, default=0)
+    if lifetimes != counted:
+        return (
+            f"peak: {lifetimes} bytes by the allocations' own lifetimes, {counted} by the allocator's running total: "
+            "no figure is given for a memory that is counted in two ways"
+        )
+    changes = [0] * len(totals)
+    for born, gone, size in intervals:
+        changes[born] += size
+        if gone is not None:
+            changes[gone] -= size
+    for instant, (alive, total) in enumerate(zip(accumulate(changes), totals)):
+        if alive != total:
+            return (
+                f"at event {instant} of {len(totals)}: {alive} bytes by the allocations' own lifetimes, {total} by the "
+                "allocator's running total: no figure is given for a memory that is counted in two ways"
+            )
+    return None
