@@ -24,6 +24,7 @@ from fidelity import checks, oracles, plans, rules
 from fidelity.errors import RequestError, SuiteError, UnknownName
 from fidelity.records import DIAGNOSES, Expectation, Limit
 from fidelity.registry import FRAMES, unknown
+from fidelity.wording import parse_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,6 +52,16 @@ class UserLatents(Struct, frozen=True):
     file: str
     scaled: bool
     tensor: str | None = None
+
+
+class _Memory(Struct, frozen=True):
+    limit: int | str | None = None
+    where: tuple[dict[str, Any], ...] = ()
+
+
+class _MemoryRule(Struct, frozen=True):
+    match: dict[str, Any]
+    limit: int | str
 
 
 class _Expect(Struct, frozen=True):
@@ -110,7 +121,8 @@ def read(path: Path, registry: ModuleType) -> Document:
 def _document(path: Path, digest: str, table: dict[str, Any], registry: ModuleType) -> Document:
     if table.get("schema") != SCHEMA:
         raise SuiteError(f"schema is {table.get('schema')!r}: write schema = {SCHEMA!r} in the first line")
-    _only(table, ("schema", "suite", "matrix", "check", "limits", "expect", "exclude", "models", "latents"), "")
+    _only(table, ("schema", "suite", "matrix", "check", "limits", "expect", "exclude", "models", "latents", "memory"),
+          "")  # fmt: skip
     head = _struct(_Head, table.get("suite"), "suite")
     if not _NAME.fullmatch(head.name):
         raise SuiteError(f"suite.name is {head.name!r}: it names a folder, so write letters, digits, '-', '_' and '.'")
@@ -126,6 +138,8 @@ def _document(path: Path, digest: str, table: dict[str, Any], registry: ModuleTy
         kind = "check" if name == checks.NAME else "matrix"
         if name != "where" and not _list(table, kind):
             raise SuiteError(f"limits: the limit on {name} would hold for nothing: there is no [[{kind}]]")
+    if "memory" in table and not _list(table, "matrix"):
+        raise SuiteError("memory: the limit would hold for nothing: there is no [[matrix]]")
     return Document(
         name=head.name,
         path=path,
@@ -189,7 +203,25 @@ def _rules(table: dict[str, Any], registry: ModuleType) -> rules.Rules:
         where=tuple(_limit_rule(raw, f"limits.where[{i}]", registry) for i, raw in enumerate(where)),
         expect=tuple(_expect(raw, f"expect[{i}]", registry) for i, raw in enumerate(_list(table, "expect"))),
         exclude=tuple(_exclude(raw, f"exclude[{i}]", registry) for i, raw in enumerate(_list(table, "exclude"))),
+        **_memory(table, registry),
     )
+
+
+def _memory(table: dict[str, Any], registry: ModuleType) -> dict[str, Any]:
+    if "memory" not in table:
+        return {}
+    found = _struct(_Memory, table["memory"], "memory")
+    where = []
+    for i, raw in enumerate(found.where):
+        one, place = _struct(_MemoryRule, raw, f"memory.where[{i}]"), f"memory.where[{i}]"
+        if "check" in one.match:
+            raise SuiteError(f"{place}.match: a check decodes as often as it likes: it has no memory limit")
+        match = rules.match(one.match, f"{place}.match", registry)
+        where.append(rules.MemoryRule(match, parse_bytes(str(one.limit), f"{place}.limit")))
+    if found.limit is None and not where:
+        raise SuiteError('memory sets no limit: write limit = "64MiB", or [[memory.where]]')
+    limit = None if found.limit is None else parse_bytes(str(found.limit), "memory.limit")
+    return {"memory": limit, "memory_where": tuple(where)}
 
 
 def _limits(table: dict[str, Any], where: str, registry: ModuleType) -> dict[str, Limit]:

@@ -51,6 +51,7 @@ class SuiteFile(pytest.File):
         try:
             registry.load_plugins(plugins)
             loaded = suite.load(self.path, registry, substitute=from_path(*substitute) if substitute else None)
+            loaded = suite.on(loaded, config.getoption("--fidelity-device"))
         except RequestError as error:
             raise self.CollectError(str(error)) from None
         options = runs.Options(

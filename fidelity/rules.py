@@ -128,6 +128,14 @@ class LimitRule:
 
 
 @dataclass(frozen=True)
+class MemoryRule:
+    """Bytes that the decode of the cells that it matches may need."""
+
+    match: Match
+    limit: int
+
+
+@dataclass(frozen=True)
 class ExpectRule:
     """How the cells that it matches should end. Not in force where its `versions` are not the installed ones."""
 
@@ -153,6 +161,14 @@ class Rules:
     where: tuple[LimitRule, ...] = ()
     expect: tuple[ExpectRule, ...] = ()
     exclude: tuple[ExcludeRule, ...] = ()
+    memory: int | None = None
+    """Bytes that any decode may need that a golden judges; None: no limit."""
+    memory_where: tuple[MemoryRule, ...] = ()
+
+    def memory_limit_for(self, cell: Cell) -> int | None:
+        """Bytes that the decode of a cell may need; a check, which decodes as often as it likes, has no limit."""
+        found = [rule.limit for rule in self.memory_where if rule.match(cell)]
+        return None if cell[3] is not None else found[-1] if found else self.memory
 
     def limits_for(self, cell: Cell) -> dict[str, Limit]:
         """The limits of a cell, by measurement."""
@@ -175,7 +191,7 @@ class Rules:
     def refuse_dead(self, cells: Sequence[Cell]) -> None:
         """Raise SuiteError for a rule that matches no cell: a typo would otherwise pass in silence."""
         kept = [cell for cell in cells if self.exclusion_of(cell) is None]
-        left = [*(rule.match for rule in self.where), *(rule.match for rule in self.expect)]
+        left = [rule.match for rule in (*self.where, *self.memory_where, *self.expect)]
         for rule in self.exclude:
             _refuse_dead(rule.match, cells)
         for each in left:

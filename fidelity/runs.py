@@ -21,7 +21,7 @@ from fidelity.attribution import attribute
 from fidelity.errors import EvaluationError, GoldenError, RequestError, WorkerDied
 from fidelity.pool import Pool, default_jobs
 from fidelity.records import Case, CaseResult, ModelReach, Reason, Reference, RunResult, Tiling
-from fidelity.suite import Suite
+from fidelity.suite import Suite, on
 from fidelity.verdicts import result_of
 from fidelity.worker import Held, Hold, Judge, Judged, Prepare, Probe, Probed, Refused, Reply, Setup, Task
 
@@ -37,6 +37,8 @@ class Options:
     substitute: tuple[str, str] | None = None
     record_missing: bool = False
     gate_regressions: bool = True
+    memory_limit: int | None = None
+    """Bytes that each decode was allowed by the request, in place of what the suite says; the cases have it already."""
     request: str = ""
     """The command line that reproduces a case, up to its --case; by default that of the suite."""
     private_goldens: bool = False
@@ -60,7 +62,8 @@ class Options:
     def about(self) -> dict[str, Any]:
         """What of the request decides on the results, as JSON has it."""
         substitute = list(self.substitute) if self.substitute else None
-        return {"device": self.device, "plugins": list(self.plugins), "model": substitute}
+        about = {"device": self.device, "plugins": list(self.plugins), "model": substitute}
+        return about if self.memory_limit is None else {**about, "memory_limit": self.memory_limit}
 
     def reproducing(self, suite: Suite) -> str:
         """The command line up to --case."""
@@ -93,6 +96,7 @@ def execute(
     with tempfile.TemporaryDirectory(prefix="fidelity-") as scratch:
         if options.private_goldens:
             suite = dataclasses.replace(suite, golden=Path(scratch) / "golden")
+        suite = on(suite, options.device)
         missing = _missing_goldens(suite, options)
         jobs = default_jobs(options.device) if options.jobs is None else options.jobs
         with Pool(options.setup(suite, folder), jobs, Path(scratch)) as pool:
@@ -304,7 +308,7 @@ class Bench:
     """Judges cases of a suite one by one with one worker, for callers who choose the order: pytest."""
 
     def __init__(self, suite: Suite, options: Options):
-        self.suite, self.options = suite, options
+        self.suite, self.options = on(suite, options.device), options
         self._scratch = tempfile.TemporaryDirectory(prefix="fidelity-")
         self._pool = Pool(options.setup(suite), 1, Path(self._scratch.name), threads=1)
         self._references: dict[tuple[str, str], Reference] = {}

@@ -18,15 +18,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
 from fidelity import checks, grammar, oracles
 from fidelity.errors import IllegalTiling, RequestError, SuiteError
 from fidelity.estimate import time_estimate
+from fidelity.memory import limit as memory_limit
 from fidelity.optimizations.encode import encodes
+from fidelity.optimizations.precision import is_emulated
 from fidelity.plans import axes, parse_plan
 from fidelity.plans import plan as make_plan
 from fidelity.records import Case, DecodePlan, LatentSource, Limit, Model
 from fidelity.registry import Check, cuts
 from fidelity.rules import Cell
+from fidelity.wording import in_units
+
+EMULATED = "memory limit: emulated fp16 has fp32 temporaries, so a limit says nothing of what fp16 needs"
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,33 @@ def with_plan(suite: Suite, plan: DecodePlan) -> Suite:
     only_excluded = [(*key, None) for key in suite.shapes if key not in {each[:2] for each in found}]
     cells = [(model, latents, plan, check) for model, latents, check in (*found, *only_excluded)]
     return _suite(suite.document, registry, cells, suite.models)
+
+
+def with_memory_limit(suite: Suite, limit: int) -> Suite:
+    """The suite with every decode that a golden judges held to `limit` bytes. Raises SuiteError if there is none."""
+    cases = tuple(case if case.check is not None else msgspec.structs.replace(case, memory_limit=limit)
+                  for case in suite.cases)  # fmt: skip
+    if cases == suite.cases and all(case.memory_limit is None for case in cases):
+        raise SuiteError(f"{suite.name}: a memory limit would hold for nothing: all of its cases are checks")
+    return replace(suite, cases=cases)
+
+
+def on(suite: Suite, device: str) -> Suite:
+    """The suite as it can be judged on a device. Raises SuiteError where a memory limit cannot be held to there.
+
+    A decode whose fp16 is emulated has fp32 temporaries: a limit on it would say nothing of fp16, so it is not
+    applicable.
+    """
+    for case in suite.judged:
+        why = None if case.memory_limit is None else memory_limit.refusal(case.memory_limit, device)
+        if why is not None:
+            raise SuiteError(f"{suite.path}: {case.id}: memory limit {in_units(case.memory_limit or 0)}: {why}")
+    emulated = {case.id for case in suite.judged if case.memory_limit is not None and is_emulated(case.plan, device)}
+    if not emulated:
+        return suite
+    cases = tuple(msgspec.structs.replace(case, not_applicable=EMULATED) if case.id in emulated else case
+                  for case in suite.cases)  # fmt: skip
+    return _judging(replace(suite, cases=cases), f"{suite.name} under a memory limit on {device}")
 
 
 def load_all(folder: Path, beside: Suite) -> list[Suite]:
@@ -244,7 +278,16 @@ def _case(cell: Cell, model: Model, shape: tuple[int, ...], document: grammar.Do
     expected = document.rules.expectation_for(cell)
     if encodes(plan):
         why = why or _unencodable(latents, check, document, registry)
-    case = Case(name, latents, plan, limits=limits, expected=expected, not_applicable=why, check=check)
+    case = Case(
+        name,
+        latents,
+        plan,
+        limits=limits,
+        expected=expected,
+        not_applicable=why,
+        check=check,
+        memory_limit=document.rules.memory_limit_for(cell),
+    )
     tiling = None if model.family.hides_tiles else plan.tiling
     if case.not_applicable is None and tiling is not None and case.expected.verdict == "pass":
         try:
@@ -313,4 +356,15 @@ def _judging(suite: Suite, what: str) -> Suite:
     raise SuiteError(f"{what}: nothing to judge: every cell is excluded{first}")
 
 
-__all__ = ["Suite", "listing", "load", "load_all", "parse_plan", "select", "time_estimate", "with_plan"]
+__all__ = [
+    "Suite",
+    "listing",
+    "load",
+    "load_all",
+    "on",
+    "parse_plan",
+    "select",
+    "time_estimate",
+    "with_memory_limit",
+    "with_plan",
+]

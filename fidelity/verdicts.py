@@ -39,6 +39,7 @@ def result_of(case: Case, verdict: Any, reasons: tuple[Reason, ...], request: st
         reasons=reasons,
         diagnosis=named,
         limits=case.limits,
+        memory_limit=case.memory_limit,
         check=case.check,
         reproduce=f"{request} --case {shlex.quote(case.id)}",
     )

@@ -26,6 +26,7 @@ from fidelity.cli.common import (
     undisturbed,
 )  # fmt: skip
 from fidelity.errors import LatentsError, RequestError
+from fidelity.wording import parse_bytes
 
 if TYPE_CHECKING:
     from fidelity.records import Model, RunResult
@@ -63,6 +64,7 @@ def _quick(mine: Model | None, registry: Any) -> Path:
 )
 @click.option("--plan", metavar="PLAN", help="One plan instead of the matrix: bf16,tile=16,overlap=0.25,slicing.")
 @click.option("--record-missing", is_flag=True, help="Record goldens that do not exist, then judge against them.")
+@click.option("--memory-limit", metavar="SIZE", help="What each decode may need beyond the loaded model: 24MiB, 6GiB.")
 @click.option("--resume", is_flag=True, help="Keep the results of an interrupted run.")
 @click.option("--history", type=click.Path(path_type=Path), metavar="DB", help="Add the run to this file.")
 @click.option("-v", "--verbose", is_flag=True, help="A line for each case as it ends.")
@@ -73,8 +75,8 @@ def _quick(mine: Model | None, registry: Any) -> Path:
 @model_option
 @plugin_option
 def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str | None, device: str,
-        jobs: int | None, model: str | None, plugins: tuple[str, ...], record_missing: bool, resume: bool,
-        history: Path | None, verbose: bool, quiet: bool) -> int:  # fmt: skip
+        jobs: int | None, model: str | None, plugins: tuple[str, ...], record_missing: bool, memory_limit: str | None,
+        resume: bool, history: Path | None, verbose: bool, quiet: bool) -> int:  # fmt: skip
     """Decode, measure and gate every case of the suites; write tables, pictures and reports.
 
     Without a SUITE, --plan is judged on a pair of photographs against a golden recorded on the spot.
@@ -89,11 +91,14 @@ def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str 
     if not suites and plan is None:
         raise RequestError("nothing to run: name a suite, as in fidelity run suites/reference.toml, or give --plan")
     wanted = suite_.parse_plan(plan, registry) if plan is not None else None
+    allowed = parse_bytes(memory_limit, "--memory-limit") if memory_limit is not None else None
     loaded: list[Suite] = []
     for path in suites or (_quick(mine, registry),):
         one = suite_.load(path, registry, substitute=mine)
         one = suite_.with_plan(one, wanted) if wanted is not None else one
-        loaded.append(suite_.select(one, glob) if glob is not None else one)
+        one = suite_.select(one, glob) if glob is not None else one
+        one = suite_.with_memory_limit(one, allowed) if allowed is not None else one
+        loaded.append(suite_.on(one, device))
     names = [one.name for one in loaded]
     if len(set(names)) < len(names):
         raise RequestError(f"two of the suites have the same name ({', '.join(names)}): rename one")
@@ -117,10 +122,11 @@ def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str 
         substitute=substitute,
         record_missing=record_missing,
         private_goldens=not suites,
+        memory_limit=allowed,
     )
     status = 0
     for place, (one, folder) in enumerate(zip(loaded, targets)):
-        request = _request(str(one.path) if suites else None, plan, model, device, plugins)
+        request = _request(str(one.path) if suites else None, plan, model, device, plugins, memory_limit)
         again = _again(request, glob=glob, jobs=jobs, record_missing=record_missing, history=history)
         job = Job(one, folder, dataclasses.replace(options, request=request), resume, quiet, verbose, history, again)
         status = max(status, job.run(others=names[place + 1 :]))
@@ -129,10 +135,12 @@ def run(suites: tuple[Path, ...], out: Path | None, plan: str | None, glob: str 
     return status
 
 
-def _request(suite: str | None, plan: str | None, model: str | None, device: str, plugins: tuple[str, ...]) -> str:
+def _request(suite: str | None, plan: str | None, model: str | None, device: str, plugins: tuple[str, ...],
+             memory_limit: str | None = None) -> str:  # fmt: skip
     """The command line that reproduces a case, up to its --case."""
     words = ["fidelity", "run", *([suite] if suite else [])]
-    for option, value in (("--plan", plan), ("--model", model), *(("--plugin", name) for name in plugins)):
+    named = (("--plan", plan), ("--model", model), ("--memory-limit", memory_limit))
+    for option, value in (*named, *(("--plugin", name) for name in plugins)):
         words += [option, value] if value is not None else []
     words += ["--device", device] if device != "cpu" else []
     return shlex.join(words)

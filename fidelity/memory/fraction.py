@@ -13,6 +13,11 @@ def share(allocated: int, limit: int, total: int) -> float:
     return min(1.0, (allocated + limit) / total)
 
 
+def available() -> bool:
+    """Whether there is a device at all; who asks for one that is not there is told elsewhere."""
+    return bool(torch.cuda.is_available())
+
+
 def total_bytes(device: str) -> int:
     """What the device has, whoever uses it."""
     return int(torch.cuda.get_device_properties(device).total_memory)

@@ -35,7 +35,7 @@ _LARGEST_THRESHOLD = 32 * 2**20  # glibc's own upper bound, to which its moving 
 def refusal(limit: int, device: str) -> str | None:
     """Why a limit of so many bytes cannot be held to on this device and machine, or None."""
     if device.startswith("cuda"):
-        return _too_large(limit, fraction.total_bytes(device), f"{device} has")
+        return _too_large(limit, fraction.total_bytes(device), f"{device} has") if fraction.available() else None
     if not device.startswith("cpu"):
         return f"a memory limit holds on cpu and cuda, not on {device}"
     if sys.platform != "linux":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def is_emulated(plan: DecodePlan, device: str) -> bool:
     """Whether this plan computes in fp16 where half convolutions are too slow to use: on the CPU."""
-    return plan.dtype == "fp16" and not plan.force_upcast and torch.device(device).type == "cpu"
+    return plan.dtype == "fp16" and not plan.force_upcast and device.partition(":")[0] == "cpu"
 
 
 @optimization("precision", order=10)

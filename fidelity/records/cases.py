@@ -111,6 +111,8 @@ class CaseResult(Struct, frozen=True):
     code: str = ""
     """The same in plain diffusers, of a case that is not green: a short program; empty where there is none."""
     notes: tuple[str, ...] = ()
+    memory_limit: int | None = None
+    """Bytes that its decode was allowed; None: no limit."""
     check: str | None = None
     """The metamorphic check that judged it; None: judged against the golden."""
     approved: ApprovedValues | None = None
