@@ -141,10 +141,7 @@ def wan():
 @pytest.fixture(scope="module")
 def hunyuan():
     model, _ = seeded(HUNYUAN, TINY_HUNYUAN)
-    runner = Runner.__new__(Runner)
-    runner.model, runner.device = model, "cpu"
-    runner.reload()
-    return runner
+    return Runner(model)
 
 
 def latents(frames=6, batch=2, height=7, width=9, seed=3):
