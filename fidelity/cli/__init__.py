@@ -13,7 +13,20 @@ import sys
 import click
 
 from fidelity import __version__
-from fidelity.cli import compare, explain, golden, history, predict, recommend, report, run, show, tiles, upstream
+from fidelity.cli import (
+    compare,
+    concurrency,
+    explain,
+    golden,
+    history,
+    predict,
+    recommend,
+    report,
+    run,
+    show,
+    tiles,
+    upstream,
+)
 from fidelity.cli.common import INTERRUPTED, NOT_JUDGED, SIGNALS, WRONG_REQUEST
 from fidelity.errors import FidelityError, RequestError
 
@@ -27,7 +40,7 @@ def cli() -> None:
 for command in (
     run.run, show.ls, show.validate, show.inspect_, golden.golden_group, golden.calibrate, report.report_,
     compare.compare_, history.history_, predict.predict, recommend.recommend, explain.explain, upstream.upstream_,
-    tiles.tiles,
+    tiles.tiles, concurrency.concurrency,
 ):  # fmt: skip
     cli.add_command(command)
 

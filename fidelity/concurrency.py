@@ -1,0 +1,322 @@
+"""n decodes at once, measured together and held against n times one, and against what an admission rule reserves.
+
+    found = measure(model, latents, DecodePlan(), count=4)
+    found.peaks, found.rule.reserve_bytes, found.findings
+
+Peaks together depend on timing: several rounds are measured. That each decode gives the bits that it gives alone is
+measured with them, as state that a class keeps on the instance makes decodes that share it spoil one another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from fidelity import admission, optimizations, serving
+from fidelity.admission import Concurrency, Way
+from fidelity.errors import EvaluationError, RequestError
+from fidelity.latents import unscale
+from fidelity.lazy import torch
+from fidelity.memory import allocator, cuda, threads
+from fidelity.memory.available import available_bytes
+from fidelity.memory.resident import resident_peak
+from fidelity.optimizations.precision import is_emulated
+from fidelity.prediction import in_units
+from fidelity.records import DecodePlan, Model
+from fidelity.runner import Runner
+from fidelity.serving import Processes, Served
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+ROUNDS = 5
+SIDE = 32
+"""Latent pixels, where nobody says a size."""
+CPU_METHOD = "the allocator's events of all threads, in the order of one clock"
+PROCESSES_METHOD = "the allocator's events of all processes, in the order of one clock"
+CUDA_METHOD = "torch.cuda peak counters, which are one for the process"
+CUDA_PROCESSES = "each CUDA process counts for itself alone, so that their peaks have no common clock: measure threads"
+
+
+def measure(
+    model: Model,
+    latents: Tensor | None = None,
+    plan: DecodePlan | None = None,
+    *,
+    count: int = 4,
+    resident: int = 0,
+    rounds: int = ROUNDS,
+    way: Way = "threads",
+    device: str = "cpu",
+    plugins: Sequence[str] = (),
+) -> Concurrency:
+    """Decode `count` latents like these (B, C, [T,] H, W; without them seeded ones of 32×32) under `plan`, alone and at
+    once, beside `resident` bytes that are allocated and written.
+
+    Operators should have one thread each (`environment.make_deterministic`): what helper threads allocate is not seen.
+    Raises RequestError for what cannot be, EvaluationError where a decode fails alone.
+    """
+    plan = plan if plan is not None else DecodePlan()
+    base = latents if latents is not None else seeded(model)
+    available = available_bytes(device)
+    _refuse(model, plan, tuple(base.shape), device, way, count, resident, rounds, available)
+    bench = Bench(model, plan, device, _distinct(base, count, plan, device))
+    with _standing_in(resident, device) as held, bench.ready():
+        alone = bench.alone()
+        measured = Measured()
+        with closing(Processes(model, plan, device, count, plugins)) if way == "processes" else nullcontext() as pool:
+            for _ in range(rounds):
+                _round(bench, measured, held, pool)
+        bench.compare([bench.serve(bench.latents[0])], "alone, after those at once,")
+        written = bench.written() if bench.spoiled else ()
+    return _concluded(bench, alone, measured, way, held, available, written)
+
+
+def seeded(model: Model, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Latents in the decoder's units, drawn from seed 0: of `shape`, or of 32×32 and the fewest frames."""
+    frames = (model.family.least_frames,) if model.geometry.video else ()
+    shape = shape or (1, model.geometry.latent_channels, *frames, *(model.geometry.size or (SIDE, SIDE)))
+    return unscale(torch.randn(shape, generator=torch.Generator().manual_seed(0)), model.scaling)
+
+
+def _refuse(model: Model, plan: DecodePlan, shape: tuple[int, ...], device: str, way: Way, count: int, resident: int,
+            rounds: int, available: int | None) -> None:  # fmt: skip
+    for value, what in ((count, "decodes at once"), (rounds, "rounds")):
+        if value < 1:
+            raise RequestError(f"{value} {what}: at least 1")
+    if count > shape[-1]:
+        raise RequestError(f"{count} decodes at once: each gets latents of its own, these moved sideways, and "
+                           f"{shape[-1]} latent pixels allow {shape[-1]}: choose fewer, or a wider size")  # fmt: skip
+    if is_emulated(plan, device):
+        raise RequestError(f"{plan.id}: fp16 is emulated on a CPU, where it has neither memory nor time of its own: "
+                           "choose bf16, or a GPU")  # fmt: skip
+    reason = optimizations.inapplicable(plan, model, shape)
+    if reason is not None:
+        raise RequestError(f"{model.name}: {reason}: leave it out")
+    if available is not None and resident >= available:
+        raise RequestError(
+            f"{in_units(resident)} beside the decodes: {device} has {in_units(available)} left; say less"
+        )
+    if way == "processes":
+        serving.check_portable(model)
+
+
+def _distinct(base: Tensor, count: int, plan: DecodePlan, device: str) -> list[Tensor]:
+    """Latents of each decode's own, as the plan takes them: a result that another's data reached must show."""
+    half = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    dtype = torch.float32 if plan.force_upcast else half[plan.dtype]
+    return [torch.roll(base, step, -1).to(device, dtype) for step in range(count)]
+
+
+@contextmanager
+def _standing_in(size: int, device: str) -> Iterator[int]:
+    """A buffer of `size` bytes, each of them written; yields what the allocator gave for it."""
+    if not size:
+        yield 0
+        return
+    with threads.record() as changes:
+        buffer = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
+    yield threads.peak([changes]) if changes.events else buffer.untyped_storage().nbytes()
+    del buffer
+
+
+# ---------------------------------------------------------------- one after another
+
+
+@dataclass
+class Alone:
+    """Single decodes: the largest peaks beside the weights of decode and conversion, and the seconds of each."""
+
+    decode: list[int] = field(default_factory=list)
+    convert: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    reason: str | None = None
+
+
+class Bench:
+    """One instance under the plan, the latents, what each of them gives alone, and what was found."""
+
+    def __init__(self, model: Model, plan: DecodePlan, device: str, latents: list[Tensor]):
+        self.model, self.plan, self.device, self.latents = model, plan, device, latents
+        self.dtype = str(latents[0].dtype).removeprefix("torch.")
+        self.expected: list[Any] = []
+        self.spoiled: dict[str, list[float | str]] = {}
+        """By when: how far each decode's values were from those alone, or what it raised."""
+        runner = Runner(model, device)
+        receipts = runner.decode(latents[0].float(), plan, trace=False).receipts
+        self.not_engaged = {name: receipt.get("reason") or ", ".join(receipt.get("leaks", ()))
+                            for name, receipt in receipts.items() if receipt.get("engaged") is False}  # fmt: skip
+        self.module = runner.module
+        self.on_cuda = torch.device(device).type == "cuda"
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """With the plan applied."""
+        with torch.no_grad(), optimizations.apply_plan(self.module, self.plan, model=self.model, device=self.device):
+            self.weights = allocator.resident_weights(self.module, self.device)
+            yield
+
+    def serve(self, latents: Tensor, *, recorded: bool = False) -> Served:
+        return serving.request(self.module, self.model, latents, recorded=recorded)
+
+    def alone(self) -> Alone:
+        """Each of the latents by itself, twice: recorded, and timed. Raises EvaluationError."""
+        alone = Alone()
+        for index, one in enumerate(self.latents):
+            served, timed = self._metered(one, alone), self.serve(one)
+            for each in (served, timed):
+                if each.error is not None:
+                    raise EvaluationError(f"{self.model.name}, {self.plan.id}: one decode alone fails: {each.error}")
+            self.expected.append(served.bits)
+            self.compare([timed], "alone, a second time,", index)
+            alone.seconds.append(timed.end - timed.start)
+        return alone
+
+    def _metered(self, latents: Tensor, alone: Alone) -> Served:
+        if self.on_cuda:
+            meter = cuda.Meter(self.device)
+            meter.start(0)
+            served = serving.request(self.module, self.model, latents, stage=meter.stage)
+            alone.decode += meter.allocated.get("decode", [])
+            alone.convert += meter.allocated.get("convert", [])
+            return served
+        served = self.serve(latents, recorded=True)
+        if served.changes.reason is not None:
+            alone.reason = served.changes.reason
+        elif served.error is None:
+            before, after = threads.peaks_around(served.changes, serving.CONVERT)
+            alone.decode.append(before)
+            alone.convert.append(after)
+        return served
+
+    def compare(self, served: Sequence[Served], when: str, index: int = 0) -> None:
+        """Note each decode that raised, or gave other bits than alone."""
+        for one, expected in zip(served, self.expected[index:]):
+            off: float | str | None = one.error
+            if off is None:
+                off = serving.difference(one.bits, expected, self.dtype)
+            if off is not None:
+                self.spoiled.setdefault(when, []).append(off)
+
+    def written(self) -> tuple[str, ...]:
+        """Attributes of the instance to which a single decode gives a new value, sorted: what decodes fight over."""
+        before = _bindings(self.module)
+        self.serve(self.latents[0])
+        after = _bindings(self.module)
+        return tuple(sorted({name for name, value in after.items() if before.get(name) is not value}))
+
+
+def _bindings(module: nn.Module) -> dict[str, Any]:
+    """Every attribute of every part; the values are kept, so that none of a later object's has the same identity."""
+    return {f"{path}.{name}" if path else name: value
+            for path, part in module.named_modules() for name, value in vars(part).items()}  # fmt: skip
+
+
+# ---------------------------------------------------------------- at once
+
+
+@dataclass
+class Measured:
+    """One figure a round."""
+
+    peaks: list[int] = field(default_factory=list)
+    reserved: list[int] = field(default_factory=list)
+    rises: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+def _round(bench: Bench, measured: Measured, held: int, pool: Processes | None) -> None:
+    """All latents at once, twice: recorded, and timed."""
+    if pool is not None:
+        served, timed = (pool.serve(bench.latents, recorded=recorded) for recorded in (True, False))
+        rises = [one.rise_bytes for one in served]
+        measured.rises += [sum(rise for rise in rises if rise is not None)] if None not in rises else []
+        copies = bench.weights * len(bench.latents)
+    else:
+        copies, (served, timed) = bench.weights, _in_threads(bench, measured, held)
+    if not bench.on_cuda and all(one.changes.reason is None for one in served):
+        measured.peaks.append(copies + held + threads.peak(one.changes for one in served))
+    measured.seconds.append(serving.wall(timed))
+    bench.compare([*served], "at once")
+    bench.compare([*timed], "at once")
+
+
+def _in_threads(bench: Bench, measured: Measured, held: int) -> tuple[list[Served], list[Served]]:
+    if bench.on_cuda:
+        meter = cuda.Meter(bench.device)
+        meter.start(bench.weights + held)
+        with meter.stage("together"):
+            served = serving.in_threads(bench.serve, bench.latents)
+        measured.peaks.append(max(meter.allocated["together"]))
+        measured.reserved.append(meter.reserved)
+    else:
+        with resident_peak(bench.device) as risen:
+            served = serving.in_threads(partial(bench.serve, recorded=True), bench.latents)
+        measured.rises += [risen.rise_bytes] if risen.rise_bytes is not None else []
+    return served, serving.in_threads(bench.serve, bench.latents)
+
+
+def _concluded(bench: Bench, alone: Alone, measured: Measured, way: Way, held: int, available: int | None,
+               written: tuple[str, ...]) -> Concurrency:  # fmt: skip
+    count = len(bench.latents)
+    reserve = peak = unneeded = None
+    coincided: tuple[float, ...] = ()
+    if alone.decode and measured.peaks:
+        reserve = admission.rule(count=count, weights=bench.weights, decode_peak=max(alone.decode),
+                                 convert_peak=max(alone.convert), resident=held,
+                                 copies=count if way == "processes" else 1)  # fmt: skip
+        beside = reserve.decode_bytes + reserve.conversion_bytes
+        peak, unneeded = bench.weights + beside, reserve.reserve_bytes - max(measured.peaks)
+        kept = reserve.copies * bench.weights + held
+        coincided = tuple((together - kept) / (count * beside) for together in measured.peaks)
+    seconds = median(alone.seconds)
+    on_cpu = PROCESSES_METHOD if way == "processes" else CPU_METHOD
+    return Concurrency(
+        model=bench.model.name,
+        family=bench.model.family.name,
+        device=bench.device,
+        plan=bench.plan,
+        way=way,
+        count=count,
+        latents=tuple(bench.latents[0].shape),
+        alone_peak_bytes=peak,
+        peaks=tuple(measured.peaks),
+        rule=reserve,
+        coincided=coincided,
+        unneeded_bytes=unneeded,
+        reserved_peak_bytes=max(measured.reserved, default=None),
+        resident_rises=tuple(measured.rises),
+        available_bytes=available,
+        seconds_alone=seconds,
+        seconds_together=tuple(measured.seconds),
+        throughput=count * seconds / median(measured.seconds),
+        findings=_findings(bench, way, unneeded, written),
+        method=CUDA_METHOD if bench.on_cuda else on_cpu,
+        reason=None if reserve is not None else alone.reason or CUDA_PROCESSES,
+    )
+
+
+def _findings(bench: Bench, way: Way, unneeded: int | None, written: tuple[str, ...]) -> tuple[str, ...]:
+    out = [f"{name} is not in force: {reason}" for name, reason in bench.not_engaged.items()]
+    for when, offs in bench.spoiled.items():
+        raised = [off for off in offs if isinstance(off, str)]
+        off_by = [off for off in offs if not isinstance(off, str)]
+        said = []
+        if off_by:
+            largest = f"by up to {max(off_by):.3g}" if math.isfinite(max(off_by)) else "not finite, or of another shape"
+            said.append(f"{len(off_by)} decodes {when} give other values than alone, {largest}")
+        if raised:
+            said.append(f"{len(raised)} decodes {when} raise what they do not alone: {raised[0]}")
+        out.append("; ".join(said))
+    if "at once" in bench.spoiled and way == "threads":
+        about = f": each decode writes {', '.join(written)} of it" if written else ""
+        out.append(f"{bench.model.family.name} cannot share one instance between threads{about}; give each thread an "
+                   "instance of its own, or let one decode in at a time")  # fmt: skip
+    if unneeded is not None and unneeded < 0:
+        out.append(f"the rule does not hold: {in_units(-unneeded)} more than it reserves were alive at once")
+    return tuple(out)
