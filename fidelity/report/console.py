@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fidelity.records import CaseResult, RunResult
-from fidelity.report import trend, words
+from fidelity.report import memory, trend, words
 
 STYLES: dict[words.Kind, str] = {
     "error": "bold magenta", "surprise": "bold red", "expected": "yellow", "pass": "green", "not_applicable": "dim",
@@ -224,6 +224,8 @@ def _explain(case: CaseResult, out: Console, *, with_code: bool = False) -> None
     out.print(Text(title, style=style), soft_wrap=True)
     for reason in case.reasons:
         out.print(Text(f"  {words.line(reason.message, 1000)}"), soft_wrap=True)
+    if (ran_out := memory.exhausted(case)) is not None:
+        out.print(Text(f"  {words.line(ran_out, 1000)}", style="bold"), soft_wrap=True)
     if case.reproduce:
         out.print(Text(f"  {words.line(case.reproduce, 1000)}", style="dim"), soft_wrap=True)
     if with_code and case.code:

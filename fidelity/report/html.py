@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from fidelity import standings
 from fidelity.records import CaseResult, RunResult
-from fidelity.report import evidence, files, glossary, trend, words
+from fidelity.report import evidence, files, glossary, memory, trend, words
 from fidelity.report.album import Album
 
 NAME = "report.html"
@@ -28,10 +28,10 @@ PAGE_BUDGET = 24_000_000
 """Characters of one report. What is left beside the text is for pictures; those beyond are named in their place,
 passing cases first."""
 MOST_SURPRISES = 50
-STYLES = ("base.css", "page.css", "case.css")
+STYLES = ("base.css", "page.css", "case.css", "memory.css")
 SCRIPTS = ("words.js", "chart.js", "table.js", "decision.js", "effects.js", "evidence.js", "pictures.js", "overlay.js",
-           "viewer.js", "toolbar.js", "frames.js", "profiles.js", "figures.js", "detail.js", "trend.js",
-           "main.js")  # fmt: skip
+           "viewer.js", "toolbar.js", "frames.js", "profiles.js", "figures.js", "timeline.js", "memory.js",
+           "response.js", "detail.js", "trend.js", "main.js")  # fmt: skip
 
 
 def render(run: RunResult, folder: Path) -> str:
@@ -43,11 +43,14 @@ def render(run: RunResult, folder: Path) -> str:
     style = "\n".join(map(_asset, STYLES))
     vendor = _vendor("chart.umd.min.js")
     app = "\n".join(['"use strict";', "(() => {", *(_asset(name) for name in SCRIPTS), "})();"])
+    compact = memory.Compact()
+    told = [_detail(case, compact) for case in ordered]
     data = _data({"cases": [_row(case) for case in ordered], "models": _models(summaries, choices), "main": words.MAIN,
                   "kinds": _kinds(), "glossary": glossary.DIAGNOSES, "yardsticks": _yardsticks(run),
                   "axes": _axes(run), "attribution": run.attribution, "trend": run.trend,
-                  "outlooks": [each.meetings for each in outlooks]})  # fmt: skip
-    album, details = _details(ordered, folder, PAGE_BUDGET - sum(map(len, (style, vendor, app, data))))
+                  "outlooks": [each.meetings for each in outlooks],
+                  "memory_kinds": memory.kinds(), "after": compact.after})  # fmt: skip
+    album, details = _details(ordered, told, folder, PAGE_BUDGET - sum(map(len, (style, vendor, app, data))))
     return (
         _environment()
         .get_template("report.html.j2")
@@ -86,16 +89,17 @@ def fill(template: str, styles: tuple[str, ...] = (), **about: Any) -> str:
     return _environment().get_template(template).render(style=Markup(style), policy=_policy(style), **about)
 
 
-def _details(cases: list[CaseResult], folder: Path, budget: int) -> tuple[Album, list[Markup]]:
+def _details(
+    cases: list[CaseResult], told: list[dict[str, Any]], folder: Path, budget: int
+) -> tuple[Album, list[Markup]]:
     """The pictures, and everything about each case as JSON; what the text leaves of `budget` is for the pictures."""
-    written = sum(len(_data(_detail(case))) for case in cases)
-    album = Album(folder, max(0, budget - written))
-    return album, [_data({**_detail(case), "images": _pictures(case, album)}) for case in cases]
+    album = Album(folder, max(0, budget - sum(len(_data(detail)) for detail in told)))
+    return album, [_data({**detail, "images": _pictures(case, album)}) for case, detail in zip(cases, told)]
 
 
-def _detail(case: CaseResult) -> dict[str, Any]:
+def _detail(case: CaseResult, compact: memory.Compact) -> dict[str, Any]:
     """Everything about a case but its pictures; figures that are None are left out."""
-    built = msgspec.to_builtins(case)
+    built = msgspec.to_builtins(case) | {"memory": compact.of(case.memory)}
     return _lean(built) | {
         "receipts": built["receipts"],
         "limit_words": {name: words.limit(bound) for name, bound in case.limits.items()},

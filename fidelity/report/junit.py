@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree as XML
 
 from fidelity.records import CaseResult, RunResult
-from fidelity.report import files, words
+from fidelity.report import files, memory, words
 
 NAME = "junit.xml"
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -57,7 +57,9 @@ def _testcase(suite: XML.Element, case: CaseResult, name: str) -> None:
     element = XML.SubElement(suite, "testcase", _clean(about))
     _properties(element, case)
     kind = words.kind(case)
-    text = "\n".join([*(reason.message for reason in case.reasons), *([case.reproduce] if case.reproduce else [])])
+    ran_out = memory.exhausted(case)
+    told = [*(reason.message for reason in case.reasons), ran_out, case.reproduce]
+    text = "\n".join(line for line in told if line)
     if kind == "not_applicable":
         message = "; ".join(reason.message for reason in case.reasons) or "not applicable"
         XML.SubElement(element, "skipped", _clean({"message": message}))
@@ -90,6 +92,8 @@ def _properties(element: XML.Element, case: CaseResult) -> None:
     pairs += [(name, repr(m.value)) for name, m in case.measurements.items() if m.value is not None]
     if (peak := words.peak(case)) is not None:
         pairs.append(("allocated_peak_bytes", str(peak)))
+    if (ran_out := memory.exhausted(case)) is not None:
+        pairs.append(("exhausted", ran_out))
     pairs += [("note", note) for note in case.notes]
     holder = XML.SubElement(element, "properties")
     for name, text in pairs:

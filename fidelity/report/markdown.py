@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fidelity import standings
 from fidelity.records import CaseResult, Effect, RunResult
-from fidelity.report import evidence_markdown, files, words
+from fidelity.report import evidence_markdown, files, memory, words
 from fidelity.report.comment import COMMENT, bounded, code, table, text
 
 NAME = "summary.md"
@@ -91,6 +91,8 @@ def _surprise(cases: Sequence[CaseResult]) -> list[str]:
     lines += [f"  - {text(reason.message)}" for reason in case.reasons[:MOST_REASONS]]
     if len(case.reasons) > MOST_REASONS:
         lines.append(f"  - … and {len(case.reasons) - MOST_REASONS} more reasons")
+    if (ran_out := memory.exhausted(case)) is not None:
+        lines.append(f"  - {text(ran_out, 600)}")
     if len(cases) > 1:
         others = ", ".join(code(other.id, 120) for other in cases[1 : MOST_ALIKE + 1])
         rest = f" and {len(cases) - 1 - MOST_ALIKE} more" if len(cases) - 1 > MOST_ALIKE else ""

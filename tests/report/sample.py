@@ -1,6 +1,6 @@
 """A realistic RunResult with pictures, made without decoding anything: for tests of the report, and for looking at it.
 
-python -m tests.report.sample FOLDER [1000 | film]      # writes a whole report there
+python -m tests.report.sample FOLDER [1000 | film | out]      # writes a whole report there
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import itertools
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from PIL import Image
 
@@ -27,6 +28,7 @@ from fidelity.records import (
     Stage,
     Tiling,
 )
+from tests.report import memories
 
 MODEL, HOT = "reference-kl", "reference-kl-hot"
 LIMITS = {
@@ -76,6 +78,26 @@ def thousand(folder: Path) -> RunResult:
     """Over a thousand cases, for what has to stay quick."""
     names = tuple(f"photo-{letter}" for letter in "abcdef")
     return build(folder, latents=names, offloads=("none", "model", "sequential", "disk"))
+
+
+def out_of_memory(folder: Path) -> RunResult:
+    """The sample, one of its cases out of memory, another as runs stored it before there were timelines by kind."""
+    run = build(folder)
+    cases = list(run.cases)
+    for place, case in enumerate(cases):
+        if case.model == MODEL and case.plan.id == "fp32-upcast0-slice1-t8o0.25-none":
+            crash = Reason(
+                "decode", "RuntimeError at hooks.py:12: can't allocate memory", diagnosis=("crash", "memory")
+            )
+            cases[place] = msgspec.structs.replace(
+                case, verdict="error", surprise=True, reasons=(crash,), diagnosis=("crash", "memory"), images={},
+                measurements={}, memory=memories.ran_out(),
+            )  # fmt: skip
+        elif case.model == MODEL and case.plan.id == "fp32-upcast0-slice0-t8o0.25-none" and case.memory:
+            peak, line = case.memory.allocated_peak_bytes, case.memory.timeline
+            old = MemoryTrace(peak, method="allocator events", stages=(Stage("decode", peak),), timeline=line)
+            cases[place] = msgspec.structs.replace(case, memory=old)
+    return msgspec.structs.replace(run, cases=tuple(cases))
 
 
 def judged(**changes: object) -> CaseResult:
@@ -155,7 +177,7 @@ def _case(model: str, latents: str, plan: DecodePlan, pictures: _Pictures) -> Ca
             "measure": 0.2,
         },
         "receipts": _receipts(plan, emulated, pictures.size),
-        "memory": _memory(plan, emulated),
+        "memory": _memory(plan, emulated, pictures.size),
         "notes": ("fp16 emulated",) if emulated else (),
     }
     hot = model == HOT and emulated
@@ -272,20 +294,13 @@ def _receipts(plan: DecodePlan, emulated: bool, size: int) -> dict[str, dict[str
     return receipts
 
 
-def _memory(plan: DecodePlan, emulated: bool) -> MemoryTrace:
+def _memory(plan: DecodePlan, emulated: bool, size: int) -> MemoryTrace:
     if emulated:
         return MemoryTrace(reason="emulated fp16 has no memory figure of its own: its temporaries are fp32")
     share = (0.55 if plan.dtype == "bf16" else 1) * (0.6 if plan.slicing else 1) * (0.45 if plan.tiling else 1)
     weights = {"none": 14, "disk": 2}.get(plan.offload, 6) * MIB
     total = int(180 * MIB * share) + weights
-    stages = (
-        Stage("load", weights),
-        Stage("decode", total),
-        *((Stage("tile", total - 2 * MIB, 4), Stage("assemble", total // 3)) if plan.tiling else ()),
-        Stage("convert", total // 2),
-    )
-    rise = tuple(weights + (total - weights) * share // 40 for share in (*range(41), *range(30, -1, -1)))
-    return MemoryTrace(total, None, int(total * 1.08), weights, "allocator events", None, stages, rise)
+    return memories.trace(plan, total, weights, 2 * size * size)
 
 
 if __name__ == "__main__":
@@ -293,5 +308,5 @@ if __name__ == "__main__":
     from tests.report import film
 
     target = Path(sys.argv[1])
-    write_all({"1000": thousand, "film": film.build}.get(sys.argv[-1], build)(target), target)
+    write_all({"1000": thousand, "film": film.build, "out": out_of_memory}.get(sys.argv[-1], build)(target), target)
     print(target / "report.html")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import os
+import re
 import shutil
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fidelity.records import RunResult, Tiling
-from fidelity.report import html
+from fidelity.records import MEMORY_KINDS, RunResult, Tiling
+from fidelity.report import html, words
 from tests.report import film, sample
+from tests.report.sample import MIB
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -439,18 +442,11 @@ EDGES = "Chart.getChart(document.querySelector('{} canvas')).options.plugins.mar
 LINE = "Chart.getChart(document.querySelector('{} canvas')).data.datasets[0].data.map(point => point.y)"
 
 
-def test_profiles_memory_and_tone_are_drawn(visit, report):
+def test_profiles_and_tone_are_drawn(visit, report):
     page = visit(report)
     open_case(page, SEAMED)
-    page.wait_for_selector(".cols canvas[data-drawn]")
     assert len(page.evaluate(LINE.format(".profiles"))) == 128
-    held = page.evaluate(LINE.format(".cols .profile"))
-    scripts = page.eval_on_selector_all("script[id^=case-]", "nodes => nodes.map(node => node.textContent)")
-    stored = next(found for found in map(json.loads, scripts) if found["id"] == SEAMED)
-    assert max(held) == stored["memory"]["allocated_peak_bytes"] == max(stored["memory"]["timeline"])
-    assert page.evaluate(EDGES.format(".cols .profile")) == [held.index(max(held))]
     assert page.evaluate(EDGES.format(".profiles")) == [48, 96]
-    assert page.locator(".stages i").count() == 5
     cells = page.locator(".heat td").all_inner_texts()
     assert len(cells) == 9
     assert cells[1].startswith("+1.68")
@@ -458,6 +454,126 @@ def test_profiles_memory_and_tone_are_drawn(visit, report):
     page.wait_for_selector("circle.ring")
     ring = page.locator("circle.ring").first
     assert (ring.get_attribute("cx"), ring.get_attribute("cy")) == ("72.5", "112.5"), "from 48 to 96, 96 to 128"
+
+
+# ---------------------------------------------------------------- memory
+
+AREAS = """() => [...document.querySelectorAll('.memline path')].map(path => {
+  const box = path.getBBox(); return [path.getAttribute('class'), box.y, box.height, box.x, box.width]; })"""
+
+
+def stored_trace(name):
+    return next(case.memory for case in stored_run().cases if case.id == name)
+
+
+@functools.cache
+def stored_run():
+    with tempfile.TemporaryDirectory() as folder:
+        return sample.build(Path(folder))
+
+
+def test_memory_is_drawn_by_kind_under_its_stages(visit, report):
+    page = visit(report)
+    open_case(page, SEAMED)
+    trace = stored_trace(SEAMED)
+    areas = page.evaluate(AREAS)
+    kinds = [kind for kind in MEMORY_KINDS if any(trace.layers.get(kind, ()))]
+    assert [name.removeprefix("area m-") for name, *_ in areas] == kinds
+    top = min(y for _, y, *_ in areas)
+    bottom = max(y + height for _, y, height, *_ in areas)
+    assert (bottom, areas[0][3:]) == (1000, [0, len(trace.timeline)])
+    # the axis ends 6 % above the peak
+    assert 1000 - top == pytest.approx(1000 / 1.06, abs=1)
+    assert page.locator(".bands .band").all_inner_texts() == [
+        *(f"tile {n} of 4" for n in range(1, 5)),
+        "assemble",
+        "convert",
+    ]
+    mark = page.locator(".memline .peakmark")
+    assert mark.inner_text().replace("\u00a0", " ") == f"peak {words.size(trace.allocated_peak_bytes)}"
+    line, plot = mark.bounding_box(), page.locator(".memline .areas").bounding_box()
+    at = (trace.timeline.index(trace.allocated_peak_bytes) + 0.5) / len(trace.timeline)
+    assert line["x"] == pytest.approx(plot["x"] + at * plot["width"], abs=2)
+
+
+def test_memory_is_said_to_whoever_does_not_see_it(visit, report):
+    page = visit(report)
+    open_case(page, SEAMED)
+    trace = stored_trace(SEAMED)
+    said = page.locator(".memline title").text_content().replace("\u00a0", " ")
+    assert said.startswith(
+        f"Bytes alive over the decode: {words.size(trace.allocated_peak_bytes)} at most, in tile 4 of 4"
+    )
+    rows = page.locator(".memory details tbody tr")
+    assert rows.count() == len(trace.spans)
+    for place, span in enumerate(trace.spans):
+        told = rows.nth(place).locator("td").all_text_contents()
+        assert told[1] == f"{span.start}–{span.stop - 1}"
+        drawn = pytest.approx(max(trace.timeline[span.start : span.stop]), rel=0.01)
+        assert float(told[2].split("\u00a0")[0]) * MIB == drawn
+    kinds = page.locator(".kinds tbody tr").all_text_contents()
+    assert kinds[0].startswith("weights")
+    assert all(MEMORY_KINDS[kind] in row for kind, row in zip(trace.layers, kinds))
+
+
+def test_pointing_at_the_memory_says_what_was_alive(visit, report):
+    page = visit(report)
+    open_case(page, SEAMED)
+    trace = stored_trace(SEAMED)
+    plot = page.locator(".memline .areas")
+    plot.scroll_into_view_if_needed()
+    box, share = plot.bounding_box(), trace.timeline.index(trace.allocated_peak_bytes)
+    page.mouse.move(box["x"] + (share + 0.5) / len(trace.timeline) * box["width"], box["y"] + 40)
+    said = page.inner_text(".readout").replace("\u00a0", " ")
+    assert said.startswith(f"tile 4 of 4: {words.size(trace.allocated_peak_bytes)} alive, weights")
+    assert "activations" in said
+
+
+def test_what_was_alive_at_the_peak_each_tile_and_the_steps_after(visit, report):
+    page = visit(report)
+    open_case(page, SEAMED)
+    trace = stored_trace(SEAMED)
+    held = page.locator(".held tbody tr").all_text_contents()
+    assert len(held) == len(trace.peak.held)
+    assert "decoder.up_blocks.2.resnets.1.norm1" in " ".join(held)
+    assert "2×128×128×128" in " ".join(held)
+    assert page.locator(".stages > i").count() == 5
+    assert page.locator(".stages svg.each rect").count() == 4
+    steps = page.locator(".steps tbody tr").all_text_contents()
+    assert [re.split(r" ×|\d", row.replace("float32 array", "float array"))[0] for row in steps] == [
+        "denormalise", "float array", "uint", "PIL", "PNG", "JPEG", "WebP",
+    ]  # fmt: skip
+    assert "×2" in steps[4]
+    page.get_by_text("How it was counted").click()
+    assert "numpy allocates past torch's allocator" in page.inner_text(".after")
+
+
+def test_offload_shows_weights_and_transfers(visit, report):
+    name = SEAMED.removesuffix("none") + "disk"
+    page = visit(report)
+    open_case_by_link(page, name)
+    moved = stored_trace(name).transfers
+    said = page.inner_text(".memory").replace("\u00a0", " ")
+    assert f"{words.size(moved.bytes_in)} in 34 transfers" in said
+    assert "Weights resident over the decode: " in page.locator(".areas.low title").text_content()
+    open_case_by_link(page, SEAMED)
+    assert "Offload" not in page.locator(".memory h4").all_inner_texts()
+
+
+def test_running_out_links_to_what_fits_and_old_runs_still_show(visit, tmp_path):
+    html.write(sample.out_of_memory(tmp_path), tmp_path)
+    page = visit((tmp_path / "report.html").as_uri())
+    open_case_by_link(page, "reference-kl/photo-pair/fp32-upcast0-slice1-t8o0.25-none")
+    said = page.inner_text(".memory .alarm").replace("\u00a0", " ")
+    assert (
+        "Memory ran out in tile (decoder.up_blocks.2.resnets.1.conv1): 12.0 MiB asked for with 44.0 MiB alive" in said
+    )
+    assert "limit 48.0 MiB" in said
+    page.click(".memory .alarm a")
+    page.wait_for_selector('dialog .id:text-is("reference-kl/photo-pair/bf16-upcast0-slice1-t8o0.25-none")')
+    open_case_by_link(page, "reference-kl/photo-pair/fp32-upcast0-slice0-t8o0.25-none")
+    assert len(page.evaluate(AREAS)) == 1, "an old run kept the sum alone"
+    assert "not told by kind" in page.inner_text(".memory")
 
 
 def test_approved_values_stand_beside_the_measured_and_say_if_they_are_gated(visit, report):

@@ -79,7 +79,7 @@ function body(row, detail) {
   if (Object.keys(detail.measurements).length) parts.push(el("h3", {}, "Measurements"), measurements(detail));
   const heat = tones(detail);
   if (heat) parts.push(el("h3", {}, "Tone per tile"), heat);
-  if (row.kind !== "not_applicable") parts.push(el("div", { class: "cols" }, memory(detail, row), receipts(detail)));
+  if (row.kind !== "not_applicable") parts.push(memory(detail, row), receipts(detail));
   if (detail.reproduce) parts.push(el("h3", {}, "Reproduce"), command(detail.reproduce, "copy"));
   if (detail.code) {
     parts.push(el("h3", {}, "Reproduction without fidelity"), command(detail.code, "copy-code"));

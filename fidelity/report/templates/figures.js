@@ -62,52 +62,6 @@ function tones(detail) {
     `Grey levels from the median of all tiles; orange is brighter, blue darker. Click a tile to see it.`));
 }
 
-const MEMORY = [["allocated_peak_bytes", "allocated peak"], ["resident_peak_bytes", "resident peak"],
-  ["reserved_peak_bytes", "reserved peak"], ["weights_bytes", "weights"]];
-
-const TOOK = { decode: "judged decode", memory: "traced decode", measure: "measuring", oracle: "the oracle" };
-
-function memory(detail, row) {
-  const trace = detail.memory;
-  const box = el("div", {}, el("h3", {}, "Memory and time"));
-  if (trace?.reason) box.append(el("p", { class: "soft" }, trace.reason));
-  if (trace?.timeline?.length && typeof Chart !== "undefined") box.append(...timeline(trace.timeline));
-  if (trace?.stages.length) box.append(stages(trace.stages));
-  const pairs = MEMORY.filter(([key]) => trace?.[key] !== undefined).map(([key, label]) => [label, bytes(trace[key])]);
-  if (trace?.method) pairs.push(["method", trace.method]);
-  const named = (name) => `${TOOK[name] ?? name} took${row.emulated && name === "decode" ? " (emulated)" : ""}`;
-  pairs.push(...Object.entries(detail.seconds).map(([name, value]) => [named(name), span(value)]));
-  box.append(facts(pairs));
-  return box;
-}
-
-/** Bytes alive over the decode; drawn when it stands in the page. */
-function timeline(alive) {
-  const canvas = el("canvas", { role: "img", "aria-label": "Memory over the decode" });
-  const most = Math.max(...alive);
-  requestAnimationFrame(() => {
-    if (!canvas.isConnected) return;
-    drawn.push(lineChart(canvas, alive.map((y, x) => ({ x, y })), { stepped: true, zero: true,
-      step: 2 ** Math.ceil(Math.log2(most / 5)), edges: [alive.indexOf(most)],
-      level: (value) => bytes(value).replace(/\.0+(?=\u00a0)/, "") }));
-    canvas.dataset.drawn = "";
-  });
-  return [el("p", { class: "label" }, "Bytes alive, in the order of the allocator's events; a dashed line at the peak"),
-    el("div", { class: "profile" }, canvas)];
-}
-
-function stages(found) {
-  const most = Math.max(...found.map((stage) => stage.peak_bytes), 1);
-  const list = el("div", { class: "stages", role: "group", "aria-label": "Peak of each stage" });
-  for (const stage of found) {
-    const bar = el("i", { "aria-hidden": "true" });
-    bar.style.width = `${(100 * stage.peak_bytes) / most}%`;
-    const name = `${stage.name}${stage.calls > 1 ? ` ×${stage.calls}` : ""}`;
-    list.append(el("span", {}, name), bar, el("span", {}, bytes(stage.peak_bytes)));
-  }
-  return list;
-}
-
 /** Lists as 3, 3, 2, lists of shapes as 2×4×16×16, 2×4×12×16; anything else as JSON has it. */
 function seenWords(value) {
   if (!Array.isArray(value)) return typeof value === "object" ? JSON.stringify(value) : String(value);

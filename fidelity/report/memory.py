@@ -1,0 +1,101 @@
+"""Memory as every rendering says it, and the compact form in which the page holds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fidelity.records import MEMORY_KINDS, CaseResult, MemoryTrace, Stage
+from fidelity.report import words
+
+LEVELS = 36**2 - 1
+"""What was alive over time is written with two digits of base 36 a share, the most alive being the largest: a picture
+needs no more, and the exact figures stand in results.json."""
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def exhausted(case: CaseResult) -> str | None:
+    """Where memory ran out, how far it had got, the limit, and what fits, in one line; None where it did not."""
+    found = case.memory.exhausted if case.memory else None
+    if found is None:
+        return None
+    place = found.stage + (f" ({words.line(found.module, 120)})" if found.module else "")
+    asked = f"{words.size(found.requested_bytes)} asked for" if found.requested_bytes is not None else "no size told"
+    alive = f" with {words.size(found.alive_bytes)} alive" if found.alive_bytes is not None else ""
+    limit = f"limit {words.size(found.limit_bytes)}" if found.limit_bytes is not None else "no limit but the machine's"
+    return f"memory ran out in {place}: {asked}{alive}, {limit}; {_fits(case)}"
+
+
+def _fits(case: CaseResult) -> str:
+    found = case.memory.exhausted if case.memory else None
+    if found is None or found.fits is None:
+        return f"no plan of the suite is known to fit: {words.line((found and found.reason) or 'none was looked for')}"
+    needs = f" ({words.size(found.fits_bytes)} predicted)" if found.fits_bytes is not None else ""
+    return f"fits: {found.fits}{needs}"
+
+
+class Compact:
+    """Traces as the page holds them. What a server does after the decode is the same for all cases of one sample, so
+    that each such list is kept once, in `after`."""
+
+    def __init__(self) -> None:
+        self.after: list[Any] = []
+        self._known: dict[bytes, int] = {}
+
+    def of(self, trace: MemoryTrace | None) -> dict[str, Any] | None:
+        """The trace's built form: its timeline, layers and resident weights as digits of `most`, its stages after the
+        decode as a place in `after`."""
+        if trace is None:
+            return None
+        built = msgspec.to_builtins(trace)
+        built["stages"] = [msgspec.to_builtins(stage) for stage in trace.stages if not is_after(stage)]
+        after = [_after(stage, trace) for stage in trace.stages if is_after(stage)]
+        if after:
+            built["after"] = self._keep(after)
+        most = max(trace.timeline, default=0)
+        built |= {"most": most, "timeline": _digits(trace.timeline, most)}
+        built["layers"] = {kind: _digits(held, most) for kind, held in trace.layers.items() if any(held)}
+        if trace.transfers is not None:
+            built["transfers"]["resident"] = _digits(trace.transfers.resident, most)
+        return built
+
+    def _keep(self, after: list[dict[str, Any]]) -> int:
+        key = msgspec.json.encode(after)
+        if key not in self._known:
+            self._known[key] = len(self.after)
+            self.after.append(after)
+        return self._known[key]
+
+
+def is_after(stage: Stage) -> bool:
+    """Whether it is one of the steps of a server after the decode."""
+    return stage.name in ("convert", "encode") and bool(stage.part)
+
+
+def kinds() -> dict[str, str]:
+    """What each kind of memory is, in their order."""
+    return {kind: meaning for kind, meaning in MEMORY_KINDS.items()}
+
+
+def _after(stage: Stage, trace: MemoryTrace) -> dict[str, Any]:
+    """What the page shows of such a stage; without what differs from offload to offload."""
+    copies = sum(copy.bytes for copy in stage.held)
+    rise, by = stage.resident_bytes, "resident"
+    if stage.peak_bytes is not None:
+        rise, by = max(0, stage.peak_bytes - (trace.weights_bytes or 0) - copies), "torch"
+    elif rise is None:
+        rise, by = stage.traced_bytes, "numpy and Python"
+    about = {
+        "part": stage.part, "calls": stage.calls, "copies": copies, "rise": rise,
+        "by": by if rise is not None else None,
+        "leaves": stage.result_bytes, "seconds": None if stage.seconds is None else round(stage.seconds, 4),
+        "held": [f"{copy.what} {words.size(copy.bytes)}" for copy in stage.held],
+        "reason": stage.reason,
+    }  # fmt: skip
+    return {name: value for name, value in about.items() if value is not None}
+
+
+def _digits(held: tuple[int, ...], most: int) -> str:
+    levels = (round(LEVELS * each / most) if most else 0 for each in held)
+    return "".join(_DIGITS[level // 36] + _DIGITS[level % 36] for level in levels)
