@@ -19,7 +19,7 @@ import msgspec
 from markupsafe import Markup
 
 from fidelity import standings
-from fidelity.records import CaseResult, RunResult
+from fidelity.records import MEMORY_KINDS, CaseResult, RunResult
 from fidelity.report import evidence, files, glossary, memory, trend, words
 from fidelity.report.album import Album
 
@@ -49,7 +49,7 @@ def render(run: RunResult, folder: Path) -> str:
                   "kinds": _kinds(), "glossary": glossary.DIAGNOSES, "yardsticks": _yardsticks(run),
                   "axes": _axes(run), "attribution": run.attribution, "trend": run.trend,
                   "outlooks": [each.meetings for each in outlooks],
-                  "memory_kinds": memory.kinds(), "after": compact.after})  # fmt: skip
+                  "memory_kinds": MEMORY_KINDS, "after": compact.after})  # fmt: skip
     album, details = _details(ordered, told, folder, PAGE_BUDGET - sum(map(len, (style, vendor, app, data))))
     return (
         _environment()

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from fidelity.records import MEMORY_KINDS, CaseResult, MemoryTrace, Stage
+from fidelity.records import CaseResult, MemoryTrace, Stage
 from fidelity.report import words
 
 LEVELS = 36**2 - 1
@@ -71,11 +71,6 @@ class Compact:
 def is_after(stage: Stage) -> bool:
     """Whether it is one of the steps of a server after the decode."""
     return stage.name in ("convert", "encode") and bool(stage.part)
-
-
-def kinds() -> dict[str, str]:
-    """What each kind of memory is, in their order."""
-    return {kind: meaning for kind, meaning in MEMORY_KINDS.items()}
 
 
 def _after(stage: Stage, trace: MemoryTrace) -> dict[str, Any]:
