@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -12,6 +13,9 @@ from fidelity.report import words
 LEVELS = 36**2 - 1
 """What was alive over time is written with two digits of base 36 a share, the most alive being the largest: a picture
 needs no more, and the exact figures stand in results.json."""
+MOST_BARS = 96
+LEAST_SHARE = 1000
+"""What was less than this part of the peak is counted, not listed."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -49,18 +53,23 @@ class Compact:
         if trace is None:
             return None
         built = msgspec.to_builtins(trace)
-        built["stages"] = [msgspec.to_builtins(stage) for stage in trace.stages if not is_after(stage)]
-        after = [_after(stage, trace) for stage in trace.stages if is_after(stage)]
+        built["stages"] = [_stage(stage) for stage in trace.stages if not is_after(stage)]
+        after = [stage for stage in trace.stages if is_after(stage)]
         if after:
-            built["after"] = self._keep(after)
+            why = [reason for stage in after for reason in (stage.reason or "").split("; ") if reason]
+            steps = [_after(stage, trace) for stage in after]
+            built["after"] = self._keep({"steps": steps, "why": list(dict.fromkeys(why))})
         most = max(trace.timeline, default=0)
         built |= {"most": most, "timeline": _digits(trace.timeline, most)}
         built["layers"] = {kind: _digits(held, most) for kind, held in trace.layers.items() if any(held)}
+        if trace.peak is not None:
+            shown = [one for one in trace.peak.held if one.bytes * LEAST_SHARE >= trace.peak.bytes]
+            built["peak"] |= {"held": msgspec.to_builtins(shown), "smaller": len(trace.peak.held) - len(shown)}
         if trace.transfers is not None:
             built["transfers"]["resident"] = _digits(trace.transfers.resident, most)
         return built
 
-    def _keep(self, after: list[dict[str, Any]]) -> int:
+    def _keep(self, after: dict[str, Any]) -> int:
         key = msgspec.json.encode(after)
         if key not in self._known:
             self._known[key] = len(self.after)
@@ -73,20 +82,28 @@ def is_after(stage: Stage) -> bool:
     return stage.name in ("convert", "encode") and bool(stage.part)
 
 
+def _stage(stage: Stage) -> dict[str, Any]:
+    """As stored, but with at most `MOST_BARS` bars for its calls, each the largest of the calls that it stands for."""
+    count = len(stage.each)
+    borders = sorted({count * bar // MOST_BARS for bar in range(MOST_BARS + 1)})
+    each = [max(stage.each[first:last]) for first, last in pairwise(borders)]
+    return msgspec.to_builtins(msgspec.structs.replace(stage, each=tuple(each)))
+
+
 def _after(stage: Stage, trace: MemoryTrace) -> dict[str, Any]:
     """What the page shows of such a stage; without what differs from offload to offload."""
     copies = sum(copy.bytes for copy in stage.held)
     rise, by = stage.resident_bytes, "resident"
     if stage.peak_bytes is not None:
         rise, by = max(0, stage.peak_bytes - (trace.weights_bytes or 0) - copies), "torch"
-    elif rise is None:
-        rise, by = stage.traced_bytes, "numpy and Python"
+    elif rise is None and stage.traced_bytes is not None:  # Pillow's own pixels are in its result alone
+        rise, by = max(stage.traced_bytes, stage.result_bytes or 0), "numpy and Python, at least"
     about = {
         "part": stage.part, "calls": stage.calls, "copies": copies, "rise": rise,
         "by": by if rise is not None else None,
         "leaves": stage.result_bytes, "seconds": None if stage.seconds is None else round(stage.seconds, 4),
         "held": [f"{copy.what} {words.size(copy.bytes)}" for copy in stage.held],
-        "reason": stage.reason,
+        "reason": stage.reason if rise is None else None,
     }  # fmt: skip
     return {name: value for name, value in about.items() if value is not None}
 

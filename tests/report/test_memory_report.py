@@ -60,10 +60,11 @@ def test_steps_after_the_decode_are_kept_once_whatever_the_weights():
     assert places == [0, 0]
     assert len(compact.after) == 1
     assert compact.of(sample._memory(sample.DecodePlan("bf16"), False, 128))["after"] == 1
-    steps = {step["part"]: step for step in compact.after[0]}
+    steps = {step["part"]: step for step in compact.after[0]["steps"]}
     pixels = 2 * 128 * 128
+    assert compact.after[0]["why"][:2] == [memories.SMALL, "numpy allocates past torch's allocator"]
     assert steps["denormalise"]["rise"] == 2 * 12 * pixels
-    assert (steps["denormalise"]["by"], steps["uint8"]["by"]) == ("torch", "numpy and Python")
+    assert (steps["denormalise"]["by"], steps["uint8"]["by"]) == ("torch", "numpy and Python, at least")
     assert (steps["uint8"]["copies"], steps["uint8"]["rise"], steps["uint8"]["leaves"]) == (
         24 * pixels,
         24 * pixels,
@@ -78,11 +79,35 @@ def test_resident_is_preferred_to_what_numpy_alone_reports():
     assert (step["rise"], step["by"], step["copies"]) == (70, "resident", 100)
 
 
+def test_a_picture_takes_at_least_its_pixels():
+    stage = Stage("convert", None, part="PIL", traced_bytes=20, result_bytes=400)
+    assert memory._after(stage, MemoryTrace())["rise"] == 400
+
+
+def test_what_hardly_counts_at_the_peak_is_counted_alone():
+    trace = traced()
+    crumb = Holding(8, "workspace", "div")
+    peak = msgspec.structs.replace(trace.peak, held=(*trace.peak.held, crumb, crumb))
+    built = memory.Compact().of(msgspec.structs.replace(trace, peak=peak))["peak"]
+    assert (len(built["held"]), built["smaller"]) == (len(trace.peak.held), 2)
+
+
 def test_a_step_without_a_figure_says_why():
     missing = Stage("encode", None, part="MP4", reason="PyAV is not installed: pip install 'fidelity[video]'")
     step = memory._after(missing, MemoryTrace())
-    assert "rise" not in step
+    assert not {"rise", "by", "leaves"} & set(step)
     assert "PyAV" in step["reason"]
+
+
+def test_many_calls_have_a_bar_each_or_the_largest_of_some():
+    few, many = tuple(range(10)), tuple(range(1000, 0, -1))
+    built = memory.Compact().of(
+        MemoryTrace(stages=(Stage("tile", 9, 10, each=few), Stage("onload", 1000, 1296, each=many)))
+    )
+    assert tuple(built["stages"][0]["each"]) == few
+    bars = built["stages"][1]["each"]
+    assert len(bars) == memory.MOST_BARS
+    assert (bars[0], bars[1]) == (1000, 990)
 
 
 def test_old_traces_and_none_stay_what_they_are():

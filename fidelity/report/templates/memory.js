@@ -32,7 +32,11 @@ function memory(detail, row) {
     if (there.length) box.append(el("div", { class: "cols" }, ...there));
   };
   if (trace) beside(kindTable(trace), stageList(trace));
-  if (trace?.peak?.held.length) box.append(heldTable(trace.peak.held, "Alive at the peak"));
+  if (trace?.peak?.held.length) {
+    box.append(heldTable(trace.peak.held, "Alive at the peak"));
+    const rest = trace.peak.smaller;
+    if (rest) box.append(el("p", { class: "note" }, `… and ${rest} more, each below a thousandth of the peak.`));
+  }
   if (trace) beside(afterDecode(trace));
   beside(trace ? offloaded(trace) : null, el("div", {}, el("h4", {}, "Time"), facts(times(detail, row))));
   return box;
@@ -86,17 +90,19 @@ function path(dotted) {
 
 /** The peak of each stage of the decode; those after it stand in a list of their own. */
 function stageList(trace) {
-  if (!trace.stages.length) return null;
-  const most = Math.max(...trace.stages.map((stage) => stage.peak_bytes ?? 0), 1);
+  // the decoder's only call is the decode itself
+  const found = trace.stages.filter((stage) => stage.name !== "tile" || stage.calls > 1);
+  if (!found.length) return null;
+  const most = Math.max(...found.map((stage) => stage.peak_bytes ?? 0), 1);
   const list = el("div", { class: "stages", role: "group", "aria-label": "Peak of each stage" });
-  for (const stage of trace.stages) {
+  for (const stage of found) {
     const bar = el("i", { "aria-hidden": "true" });
     bar.style.width = `${(100 * (stage.peak_bytes ?? 0)) / most}%`;
     const name = [stage.name, stage.part, stage.calls > 1 ? `×${stage.calls}` : ""].filter(Boolean).join(" ");
     list.append(el("span", {}, name), bar, el("span", { title: stage.reason ?? "" }, bytes(stage.peak_bytes)));
     if (stage.each?.length > 1) list.append(el("span", {}), eachCall(stage), el("span", {}));
   }
-  const silent = trace.stages.filter((stage) => stage.reason);
+  const silent = found.filter((stage) => stage.reason);
   const why = [...new Set(silent.map((stage) => `${stage.name}: ${stage.reason}`))];
   return el("div", {}, el("h4", {}, "Peak of each stage"), list,
     ...why.map((reason) => el("p", { class: "note" }, reason)),

@@ -1,7 +1,7 @@
 // What a server does with the sample: each step's copies, its rise, what it leaves, and the files that it may send.
 function afterDecode(trace) {
-  const steps = page.after[trace.after];
-  if (!steps) return null;
+  if (trace.after === undefined) return null;
+  const { steps, why } = page.after[trace.after];
   const weights = trace.weights_bytes ?? 0;
   const total = (step) => step.copies + (step.rise ?? 0);
   const most = Math.max(...steps.map(total), 1);
@@ -16,7 +16,6 @@ function afterDecode(trace) {
       el("span", { title: counted }, bytes(step.rise)), bytes(step.leaves),
       step.seconds === undefined ? "–" : `${number(1000 * step.seconds)}\u00a0ms`];
   });
-  const why = [...new Set(steps.flatMap((step) => (step.reason ?? "").split("; ")).filter(Boolean))];
   return el("div", { class: "after" }, el("h4", {}, "After the decode"),
     grid(["step", "", "#~finds", "#rises by", "#leaves", "#~takes"], rows, { class: "steps" }),
     el("p", { class: "note" }, "A bar's first part: copies of the sample that a step finds; its second: by how much " +
