@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fidelity import conversion, response
-from fidelity.records import MemoryTrace, Stage
+from fidelity.records import DecodePlan, MemoryTrace, Stage
 
 RANGE = (-1.0, 1.0)
 MIB = 2**20
@@ -290,3 +290,51 @@ def test_main_memory_is_not_held_against_a_device():
 def test_nothing_is_found_where_nothing_was_measured():
     assert response.findings(MemoryTrace(reason="not asked for")) == ()
     assert response.findings(trace_of((Stage("encode", None, part="MP4", reason="not there"),), 1)) == ()
+
+
+# ---------------------------------------------------------------- in a decode
+
+
+@pytest.fixture(scope="module")
+def runner():
+    from fidelity.runner import Runner
+    from tests.optimizations.small import MODEL
+
+    return Runner(MODEL)
+
+
+def after(memory):
+    return [stage for stage in memory.stages if stage.part]
+
+
+@pytest.mark.slow
+def test_a_decode_carries_its_steps_and_offload_shares_them(runner, monkeypatch):
+    from tests.optimizations.small import latents
+
+    plain = runner.decode(latents(), DecodePlan())
+    assert [stage.part for stage in after(plain.memory)] == [
+        "denormalise", "float32 array", "uint8", "PIL", "PNG", "JPEG", "WebP",
+    ]  # fmt: skip
+    first = after(plain.memory)[0]
+    assert first.peak_bytes == pytest.approx(plain.memory.weights_bytes + 3 * plain.sample.numel() * 4, abs=64)
+    monkeypatch.setattr(response, "_measured", lambda *_: pytest.fail("offload moves no pixel"))
+    disk = runner.decode(latents(), DecodePlan(offload="disk"))
+    assert disk.memory.weights_bytes < plain.memory.weights_bytes
+    assert after(disk.memory)[0].peak_bytes == first.peak_bytes - plain.memory.weights_bytes + disk.memory.weights_bytes
+
+
+@pytest.mark.slow
+def test_steps_are_taken_of_the_sample_as_it_comes_in_its_own_dtype(runner):
+    from tests.optimizations.small import latents
+
+    half = runner.decode(latents(), DecodePlan("bf16"))
+    held = after(half.memory)[0].held[0]
+    assert (held.dtype, held.bytes) == ("bfloat16", half.sample.numel() * 2)
+
+
+@pytest.mark.slow
+def test_what_is_emulated_or_not_traced_has_no_steps(runner):
+    from tests.optimizations.small import latents
+
+    assert after(runner.decode(latents(), DecodePlan("fp16")).memory) == []
+    assert after(runner.decode(latents(), DecodePlan(), trace=False).memory) == []
