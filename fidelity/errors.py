@@ -74,6 +74,9 @@ class AttestationError(EvaluationError):
 class WorkerDied(EvaluationError):
     """The worker process ended under a case."""
 
+    of_memory: bool | None = None
+    """Whether it is known that memory ran out, or that it did not; None: nobody can tell."""
+
 
 def first_line(error: BaseException) -> str:
     """What an exception says, in one line of at most 300 characters; its kind where it says nothing.

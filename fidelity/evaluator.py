@@ -6,24 +6,28 @@ of the candidate.
 
 from __future__ import annotations
 
+import dataclasses
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fidelity import checks, gates, images, oracles, overflow, response, snippet, why
+from fidelity import checks, gates, images, oracles, overflow, response, shortage, snippet, why
 from fidelity import latents as latents_
 from fidelity.certificate import approved_values
 from fidelity.environment import environment_class
 from fidelity.errors import EvaluationError
 from fidelity.golden import Golden
 from fidelity.measuring import blame, measure
+from fidelity.memory.available import available_bytes
 from fidelity.records import (
     Case,
     CaseResult,
     Decoded,
     DecodePlan,
+    Exhausted,
     Measurement,
     MemoryTrace,
     Model,
@@ -37,7 +41,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fidelity.records import LatentSource
-    from fidelity.runner import Decode
+    from fidelity.runner import Decode, Runner
+    from fidelity.suite import Suite
 
 UNTRACED = "a check compares decodes; it measures no memory"
 
@@ -45,7 +50,8 @@ UNTRACED = "a check compares decodes; it measures no memory"
 class Evaluator(References):
     """Judges cases of one golden after another.
 
-    `models` and `sources` are the suite's; `root` is the folder of its goldens; pictures go to `folder` if given.
+    `models` and `sources` are the suite's; `root` is the folder of its goldens; pictures go to `folder` if given. Of
+    the plans of `suite` one is named where memory ran out.
     """
 
     def __init__(
@@ -59,11 +65,13 @@ class Evaluator(References):
         suite_path: str = "SUITE",
         request: str = "",
         gate_regressions: bool = True,
+        suite: Suite | None = None,
     ):
         super().__init__(models, sources, root, device=device, suite_path=suite_path)
         self.folder = folder
         self.request = request or f"fidelity run {suite_path}"
         self.gate_regressions = gate_regressions
+        self.plans = shortage.Plans(suite, models, device)
         self._oracle: tuple[str, Tensor] | None = None
         self._latents: tuple[tuple[str, str], Tensor] | None = None
         self._overflowed: dict[tuple[str, str], list[Reason]] = {}
@@ -86,11 +94,42 @@ class Evaluator(References):
             return self._check(case, CHECKS.get(case.check))
         runner, stored = self.subject(case.model, case.latents, case.plan)
         try:
-            decoded = runner.decode(stored.latents, case.plan, decode=decode)
+            decoded = runner.decode(stored.latents, case.plan, decode=decode, memory_limit=case.memory_limit)
         except Exception as error:  # a decode may raise anything; its kind and words are the evidence
-            again = [] if decode is not None else why.crashed(runner, case.plan, stored)
-            return self._finish(case, "error", (crash(error), *again))
+            return self._crashed(case, runner, stored, error, decode)
+        decoded = self._predicted(case.plan, stored, decoded)
         return self.judge(case, stored, decoded, decode=decode, held=held)
+
+    def _crashed(
+        self, case: Case, runner: Runner, stored: Golden, error: Exception, decode: Decode | None
+    ) -> CaseResult:
+        """The error of a decode that raised: out of memory with all that is known of it, or a crash."""
+        found = shortage.of_error(error, case.memory_limit, lambda: runner.passes_afresh(stored.latents, case.plan))
+        if found is None:
+            ours = decode is None and not isinstance(error, EvaluationError)
+            again = why.crashed(runner, case.plan, stored) if ours else []
+            return self._finish(case, "error", (crash(error), *again))
+        traceback.clear_frames(error.__traceback__)  # what the decode held must not count as taken
+        found = self.fitting(case, found) if decode is None else found
+        result = self._finish(case, "error", (shortage.reason(found),))
+        return msgspec.structs.replace(result, memory=shortage.trace(error, found))
+
+    def fitting(self, case: Case, found: Exhausted) -> Exhausted:
+        """The record of memory that ran out, with the nearest plan of the suite that fits."""
+        room = case.memory_limit if case.memory_limit is not None else available_bytes(self.device)
+        words = "the limit" if case.memory_limit is not None else "what is free"
+        return shortage.completed(found, self.plans.fitting(case, room, words))
+
+    def _predicted(self, plan: DecodePlan, stored: Golden, decoded: Decoded) -> Decoded:
+        """The decode with what shapes alone say of its memory, where nothing was measured."""
+        memory = decoded.memory
+        if memory.allocated_peak_bytes is not None:
+            return decoded
+        peak = self.plans.peak(stored.certificate.model, tuple(stored.latents.shape), plan)
+        if isinstance(peak, str):
+            said = "; ".join(each for each in (memory.reason, peak) if each)
+            return dataclasses.replace(decoded, memory=msgspec.structs.replace(memory, reason=said))
+        return dataclasses.replace(decoded, memory=msgspec.structs.replace(memory, predicted_peak_bytes=peak))
 
     def _check(self, case: Case, check: Check) -> CaseResult:
         """Judge a case by its metamorphic check, on latents made anew: no golden has a part in it."""

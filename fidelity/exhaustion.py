@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from fidelity.errors import RequestError
 
-Allocator = Literal["CUDA", "HIP", "XPU", "MPS", "CPU", "numpy", "Python", "kernel"]
+Allocator = Literal["CUDA", "HIP", "XPU", "MPS", "CPU", "numpy", "Python", "system", "oneDNN", "kernel"]
 
 UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
          "KB": 2**10, "MB": 2**20, "GB": 2**30}  # fmt: skip
@@ -92,11 +92,15 @@ _KERNEL = re.compile(
     r"Killed process (\d+),? \(?([^)\s,]+)\)?,?[^\n]*?total-vm:\s*([\d,]+)\s*kB,\s*anon-rss:\s*([\d,]+)\s*kB"
 )
 _LIMIT = re.compile(r"memory: usage (\d+)kB, limit (\d+)kB")
+AMBIGUOUS = re.compile(r"\bcould not (?:create|execute) a (?:primitive|memory object)\b(?! descriptor)")
+"""oneDNN's words where memory ran out (ideep: dnnl_out_of_memory), and in a few other cases."""
 _SILENT: tuple[tuple[Allocator, re.Pattern[str]], ...] = (
     ("CUDA", re.compile(r"(?:CUDNN|CUBLAS)_STATUS_ALLOC_FAILED|CUDA error: out of memory")),
     ("CUDA", re.compile(r"(?:(?<=Error: )|(?<=!!! ))Allocation on device(?! \d+ would)")),
     ("HIP", re.compile(r"HIP error: out of memory|miopenStatusAllocFailed")),
     ("Python", re.compile(r"^MemoryError\b|std::bad_alloc", re.MULTILINE)),
+    ("system", re.compile(r"\[Errno 12\] Cannot allocate memory|\bCannot allocate memory \(12\)")),
+    ("oneDNN", AMBIGUOUS),
     ("kernel", re.compile(r"^Killed\s*$|\b\d+ Killed\b|exit (?:code|status) 137\b|\bSIGKILL\b", re.MULTILINE)),
 )
 """Refusals without a figure."""

@@ -14,9 +14,13 @@ from typing import Any
 
 import msgspec
 
+from fidelity import exhaustion
 from fidelity.environment import cores
 from fidelity.errors import EvaluationError, RequestError, WorkerDied
+from fidelity.memory.limit import ENVIRONMENT
 from fidelity.worker import Done, Ready, Refused, Reply, Setup, Task
+
+KERNEL_COUNTS = Path("/proc/vmstat")
 
 
 def default_jobs(device: str) -> int:
@@ -40,11 +44,14 @@ class Worker:
         self.setup, self.log = setup, log
         self._process: subprocess.Popen[bytes] | None = None
         self.environment: dict[str, Any] = {}
+        self._kills: int | None = None
+        """The kernel's count before the task that goes on."""
 
     def start(self) -> None:
         """Start the process and wait until it is ready. Raises RequestError or WorkerDied."""
         threads = str(self.setup.threads)
-        variables = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "KINETO_LOG_LEVEL": "99"}
+        variables = {**os.environ, **ENVIRONMENT, "KINETO_LOG_LEVEL": "99"}
+        variables |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         if self.setup.device == "cpu":
             variables["CUDA_VISIBLE_DEVICES"] = ""  # accelerate asks for CUDA at each hook, a tenth of such a decode
         with self.log.open("ab") as log:
@@ -66,6 +73,7 @@ class Worker:
         """Send a task and yield its replies but for the closing Done. Raises WorkerDied if the process ends."""
         if self._process is None:
             self.start()
+        self._kills = out_of_memory_kills()
         self._send(task)
         while not isinstance(reply := self._receive(), Done):
             yield reply
@@ -104,13 +112,43 @@ class Worker:
         assert self._process is not None
         status = self._process.wait()
         self.stop()
-        if status < 0:
-            name = signal.Signals(-status).name
-            how = f"was killed by {name}" + (" (out of memory, if nobody else did it)" if name == "SIGKILL" else "")
-        else:
-            how = f"ended with status {status}"
+        name = signal.Signals(-status).name if status < 0 else ""
+        how, of_memory = f"was killed by {name}" if name else f"ended with status {status}", None
+        if name == "SIGKILL":
+            said, of_memory = _who_killed(self._kills, out_of_memory_kills())
+            how += f" ({said})"
         last = self.log.read_text(errors="replace").strip().rpartition("\n")[2][:200]
-        raise WorkerDied(f"the worker process {how}" + (f"; its last words: {last}" if last else ""))
+        error = WorkerDied(f"the worker process {how}" + (f"; its last words: {last}" if last else ""))
+        error.of_memory = _speaks_of_memory(last) or of_memory
+        raise error
+
+
+def out_of_memory_kills() -> int | None:
+    """How many processes this kernel has killed for memory (`oom_kill` of proc(5)'s vmstat); None where it counts
+    none."""
+    try:
+        lines = KERNEL_COUNTS.read_text().splitlines()
+    except OSError:  # no Linux
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+def _who_killed(before: int | None, after: int | None) -> tuple[str, bool | None]:
+    """In words, and whether it was the kernel for memory."""
+    if before is None or after is None:
+        return "out of memory, if nobody else did it", None
+    if after == before:
+        return "not for memory: the kernel counted no such kill", False
+    return f"out of memory: the kernel counted {after - before} such kills meanwhile", True
+
+
+def _speaks_of_memory(words: str) -> bool | None:
+    """True where a process's last words are an allocator's: C++ ends a process that cannot be told."""
+    try:
+        exhaustion.parse(words)
+    except RequestError:
+        return None
+    return True
 
 
 class Pool:

@@ -191,7 +191,8 @@ class Rules:
     def refuse_dead(self, cells: Sequence[Cell]) -> None:
         """Raise SuiteError for a rule that matches no cell: a typo would otherwise pass in silence."""
         kept = [cell for cell in cells if self.exclusion_of(cell) is None]
-        left = [rule.match for rule in (*self.where, *self.memory_where, *self.expect)]
+        left = [*(rule.match for rule in self.where), *(rule.match for rule in self.memory_where)]
+        left += [rule.match for rule in self.expect]
         for rule in self.exclude:
             _refuse_dead(rule.match, cells)
         for each in left:

@@ -16,14 +16,14 @@ from typing import Any
 
 import msgspec
 
-from fidelity import golden
+from fidelity import golden, shortage
 from fidelity.attribution import attribute
 from fidelity.errors import EvaluationError, GoldenError, RequestError, WorkerDied
 from fidelity.pool import Pool, default_jobs
-from fidelity.records import Case, CaseResult, ModelReach, Reason, Reference, RunResult, Tiling
+from fidelity.records import Case, CaseResult, Exhausted, MemoryTrace, ModelReach, Reason, Reference, RunResult, Tiling
 from fidelity.suite import Suite, on
 from fidelity.verdicts import result_of
-from fidelity.worker import Held, Hold, Judge, Judged, Prepare, Probe, Probed, Refused, Reply, Setup, Task
+from fidelity.worker import Fit, Fitted, Held, Hold, Judge, Judged, Prepare, Probe, Probed, Refused, Reply, Setup, Task
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,12 @@ class Run:
         self.results[result.id] = result
         self.progress(result)
 
+    def _keep_exhausted(self, case: Case, found: Exhausted) -> None:
+        """The error of a case whose worker died of memory."""
+        result = result_of(case, "error", (shortage.reason(found),), self.request)
+        memory = MemoryTrace(reason=shortage.DEATH, exhausted=found)
+        self._keep(msgspec.structs.replace(result, memory=memory))
+
     def _hold_references(self) -> None:
         needed = dict.fromkeys((case.model, case.latents) for case in self._open_cases() if case.check is None)
         keys = [key for key in needed if key not in self.references]
@@ -284,8 +290,10 @@ class Run:
                 self._keep(result_of(case, "error", (reason,), self.request))
 
         def on_reply(task: Task, reply: Reply) -> None:
-            assert isinstance(task, Judge)
-            if isinstance(reply, Judged):
+            assert isinstance(task, (Judge, Fit))
+            if isinstance(task, Fit):
+                self._keep_exhausted(task.case, reply.found if isinstance(reply, Fitted) else task.found)
+            elif isinstance(reply, Judged):
                 self._keep(reply.result)
             elif isinstance(reply, Refused):  # its golden vanished or changed while the run went on
                 for case in task.cases:
@@ -293,13 +301,20 @@ class Run:
                         self._keep(result_of(case, "error", (Reason("golden", reply.message),), self.request))
 
         def on_death(task: Task, error: WorkerDied) -> list[Task]:
-            assert isinstance(task, Judge)
+            assert isinstance(task, (Judge, Fit))
+            if isinstance(task, Fit):  # twice: what is known is kept
+                self._keep_exhausted(task.case, task.found)
+                return []
             left = [case for case in task.cases if case.id not in self.results]
             if not left:  # it died after its last reply: nothing is lost
                 return []
+            first, *others = left
+            tasks: list[Task] = [Judge(tuple(others))] if others else []
+            if error.of_memory:
+                return [Fit(first, shortage.of_death(str(error), first.memory_limit)), *tasks]
             lost = Reason("worker", str(error), diagnosis=("crash",))
-            self._keep(result_of(left[0], "error", (lost,), self.request))
-            return [Judge(tuple(left[1:]))] if left[1:] else []
+            self._keep(result_of(first, "error", (lost,), self.request))
+            return tasks
 
         self.pool.run(_tasks(self._open_cases()), on_reply, on_death)
 

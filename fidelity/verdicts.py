@@ -8,7 +8,6 @@ from typing import Any
 
 from fidelity import gates
 from fidelity.errors import first_line
-from fidelity.lazy import torch
 from fidelity.records import Case, CaseResult, Reason
 
 
@@ -18,9 +17,7 @@ def crash(error: BaseException) -> Reason:
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     where = f" at {Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else ""
-    out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-    kinds = ("crash", "memory") if out_of_memory else ("crash",)
-    return Reason("decode", f"{type(error).__name__}{where}: {first_line(error)}", diagnosis=kinds)
+    return Reason("decode", f"{type(error).__name__}{where}: {first_line(error)}", diagnosis=("crash",))
 
 
 def result_of(case: Case, verdict: Any, reasons: tuple[Reason, ...], request: str = "fidelity run SUITE") -> CaseResult:

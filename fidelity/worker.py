@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from fidelity import noise
 from fidelity.errors import FidelityError, RequestError
-from fidelity.records import Case, CaseResult, DecodePlan, ModelReach, Reference, Tiling
+from fidelity.records import Case, CaseResult, DecodePlan, Exhausted, ModelReach, Reference, Tiling
 
 
 class Setup(Struct, frozen=True, tag="setup"):
@@ -65,6 +65,13 @@ class Judge(Struct, frozen=True, tag="judge"):
     cases: tuple[Case, ...]
 
 
+class Fit(Struct, frozen=True, tag="fit"):
+    """Find the nearest plan that fits, for a case whose worker died of memory."""
+
+    case: Case
+    found: Exhausted
+
+
 class Floors(Struct, frozen=True, tag="floors"):
     """Measure how far each of these plain plans moves on these latents, under each condition."""
 
@@ -94,6 +101,10 @@ class Judged(Struct, frozen=True, tag="judged"):
     result: CaseResult
 
 
+class Fitted(Struct, frozen=True, tag="fitted"):
+    found: Exhausted
+
+
 class Floored(Struct, frozen=True, tag="floored"):
     noise: tuple[noise.Noise, ...]
 
@@ -113,8 +124,8 @@ class Done(Struct, frozen=True, tag="done"):
     """The task has no further replies."""
 
 
-Task = Prepare | Hold | Judge | Floors | Probe
-Reply = Ready | Held | Judged | Floored | Probed | Refused | Done
+Task = Prepare | Hold | Judge | Fit | Floors | Probe
+Reply = Ready | Held | Judged | Fitted | Floored | Probed | Refused | Done
 
 
 def serve(commands: BinaryIO, replies: BinaryIO) -> None:
@@ -167,6 +178,7 @@ def _prepare(setup: Setup) -> Any:
         request=setup.request,
         suite_path=setup.suite,
         gate_regressions=setup.gate_regressions,
+        suite=loaded,
     )
 
 
@@ -181,6 +193,8 @@ def _answer(bench: Any, task: Task) -> Iterator[Reply]:
         case Judge(cases):
             for one in cases:
                 yield Judged(bench.case(one, held=True))  # a run judges what leans on a reference that held
+        case Fit(case, found):
+            yield Fitted(bench.fitting(case, found))
         case Floors(model, latents, plans, conditions):
             yield Floored(bench.plain(model, latents).noise(plans, conditions))
         case Probe(model, latents, tilings):

@@ -2,8 +2,9 @@
 
 On the CPU it is a soft limit on the process's address space: its size when the decode begins, and the limit beside it.
 What the allocators are refused then is what a smaller machine would refuse. Two habits of glibc would spoil the figure:
-what was freed before stays in its heap, where a decode would find it for nothing, so it is taken first; and a thread's
-first allocation reserves 64 MiB of addresses, so threads share the arenas that there are. On CUDA it is a share of the
+what was freed before stays in its heap, where a decode would find it for nothing, so it is taken first; and further
+threads may have heaps of their own, 64 MiB of addresses reserved ahead, to which the others turn once they were
+refused: a process that is to hold to a limit starts with `ENVIRONMENT`, which allows one. On CUDA it is a share of the
 device (`memory.fraction`).
 """
 
@@ -23,12 +24,14 @@ from fidelity.memory import fraction
 
 T = TypeVar("T")
 
+ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
+"""What a process must be started with that is to hold to a limit on the CPU: read by glibc before anything else."""
 PIECE = 64 * 1024
 """Bytes from which on an allocation is a mapping of its own while a limit holds, to be counted by the page."""
 CODE = 256 * 2**20
 """Bytes more that a rehearsal may take: oneDNN keeps 256 KiB for the code of each kernel and shape that it meets first
 (measured: 6 MiB of a small decode in fp32, 35 in tiles of bf16)."""
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # mallopt(3)
+_M_MMAP_THRESHOLD = -3  # mallopt(3)
 _LARGEST_THRESHOLD = 32 * 2**20  # glibc's own upper bound, to which its moving threshold goes under such decodes
 
 
@@ -77,7 +80,7 @@ def held(limit: int, device: str = "cpu") -> Iterator[None]:
     the block ends.
 
     A refusal is what allocators raise: RuntimeError, MemoryError, torch.OutOfMemoryError. Raises EvaluationError where
-    the system does not hold the process to the limit. One block at a time in a process.
+    the process, started without `ENVIRONMENT`, or the system does not hold to the limit. One block at a time.
     """
     if device.startswith("cuda"):
         with fraction.held(limit, device):
@@ -121,7 +124,7 @@ def _nothing_for_free() -> Iterator[None]:
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
     libc.mallinfo2.restype = _Mallinfo
-    libc.mallopt(_M_ARENA_MAX, 1)
+    _refuse_arenas(libc)
     libc.malloc_trim(0)
     libc.mallopt(_M_MMAP_THRESHOLD, PIECE)
     taken: list[int] = []
@@ -139,6 +142,21 @@ def _nothing_for_free() -> Iterator[None]:
         for piece in taken:
             libc.free(piece)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_THRESHOLD)
+
+
+def _refuse_arenas(libc: Any) -> None:
+    """Raise EvaluationError if there is a second heap in this process."""
+    text, size = ctypes.c_char_p(), ctypes.c_size_t()
+    libc.open_memstream.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    heaps = (text.value or b"").count(b"<heap nr=")
+    libc.free(text)
+    if heaps != 1:
+        said = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
+        raise EvaluationError(f"memory limit: the C library keeps {heaps} heaps in this process, and what one refuses "
+                              f"is taken from another: start it with {said}")  # fmt: skip
 
 
 class _Mallinfo(ctypes.Structure):
