@@ -16,15 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from fidelity import optimizations
+from fidelity import extent, optimizations, registry
 from fidelity.errors import EvaluationError, RequestError
 from fidelity.lazy import torch
-from fidelity.memory import caching, law
-from fidelity.memory.ledger import Holding, Ledger
-from fidelity.memory.simulate import simulate
+from fidelity.memory import caching, schedule
+from fidelity.memory.ledger import Holding as Held
+from fidelity.memory.ledger import Ledger
+from fidelity.memory.repeat import Memo
+from fidelity.memory.simulate import place, simulate
+from fidelity.optimizations.encode import encodes, view
 from fidelity.optimizations.weights import kept_in_fp32
-from fidelity.prediction import Fits, Holder, Largest, Prediction, findings, in_units
-from fidelity.records import DecodePlan, Model, Stage
+from fidelity.prediction import Largest, Prediction, Together, findings
+from fidelity.records import DecodePlan, MemoryKind, Model
+from fidelity.records.memory import Holding, Stage
 from fidelity.runner import image_of
 
 if TYPE_CHECKING:
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 
 NOT_RESERVED = "the CPU's allocator returns memory as it is freed: it reserves none"
 SHOWN = 8
+STREAM = "offload_stream"
+"""The option by which groups of an offload are prefetched."""
 DEVICES = ("cpu", "cuda")
 
 
@@ -43,35 +49,70 @@ def predict(
     frames: int | None = None,
     batch: int = 1,
     device: str = "cpu",
+    concurrency: int = 1,
+    resident: int = 0,
     with_law: bool = False,
     budget: int | None = None,
 ) -> Prediction:
     """Predict the memory of a decode to `batch` samples of `size` (height, width) and `frames`, under `plan`; without
     `frames`, of the fewest that the class decodes.
 
-    fp16 is predicted as a device computes it, also where a CPU would emulate it. A `budget` in bytes brings the law.
-    Raises RequestError for a size, plan or device that cannot be.
+    fp16 is predicted as a device computes it, also where a CPU would emulate it. `concurrency` decodes at once share
+    the weights; `resident` bytes of something else stay on the device. A `budget` in bytes, for all of that together,
+    brings the law. Raises RequestError for a size, plan or device that cannot be.
     """
     start = time.perf_counter()
     plan = plan if plan is not None else DecodePlan()
     shape = latents_shape(model, size, frames, batch)
-    _refuse(model, plan, shape, device)
-    found = of_shape(model, shape, plan, device)
-    if plan.tiling is not None or plan.temporal is not None:
-        whole = of_shape(model, shape, replace(plan, tiling=None, temporal=None), device).allocated_peak_bytes
-        found = replace(found, untiled_peak_bytes=whole)
+    _refuse(model, plan, shape, device, concurrency, resident)
+    memo: Memo = {}
+
+    def at(other: tuple[int, ...]) -> Prediction:
+        return of_shape(model, other, plan, device, memo)
+
+    def need(one: Prediction) -> int:
+        return together(one, concurrency, resident).allocated_peak_bytes
+
+    found = at(shape)
+    if registry.cuts(plan):
+        found = replace(found, untiled_peak_bytes=of_shape(model, shape, uncut(plan), device).allocated_peak_bytes)
+    if concurrency > 1 or resident:
+        found = replace(found, together=together(found, concurrency, resident))
     if with_law or budget is not None:
-        found = replace(found, law=_law(model, plan, shape, found, device))
-    if budget is not None:
-        found = replace(found, budget=_fits(model, plan, shape, found, device, budget))
-    said = (*_unlike(model, size, found), *findings(found))
+        found = replace(found, law=extent.law_of(model, plan, shape, found, at))
+    if budget is not None and found.law is not None:
+        room = extent.largest(model, plan, shape, found.law, found, budget, at, need)
+        found = replace(found, budget=room)
+    said = (*_unlike(model, size, plan, found), *findings(found))
     return replace(found, findings=said, seconds=time.perf_counter() - start)
 
 
-def _unlike(model: Model, size: tuple[int, int], found: Prediction) -> tuple[str, ...]:
+def together(one: Prediction, decodes: int, resident: int = 0) -> Together:
+    """The most that so many decodes like this hold at once, weights shared, beside `resident` bytes: their peaks may
+    coincide."""
+    weights = 0 if one.weights_wait else one.weights_bytes
+    each, beside = one.allocated_peak_bytes - weights, resident + weights
+    reserved = one.reserved_peak_bytes
+    return Together(
+        decodes=decodes,
+        resident_bytes=resident,
+        each_bytes=each,
+        allocated_peak_bytes=beside + decodes * each,
+        reserved_peak_bytes=None if reserved is None else beside + decodes * (reserved - weights),
+    )
+
+
+def uncut(plan: DecodePlan) -> DecodePlan:
+    """The plan without what cuts a decode into tiles, or a video into chunks."""
+    cutting = [name for name in plan.options if registry.cuts(DecodePlan(options={name: True}))]
+    options = {name: value for name, value in plan.options.items() if name not in cutting}
+    return replace(plan, tiling=None, temporal=None, options=options)
+
+
+def _unlike(model: Model, size: tuple[int, int], plan: DecodePlan, found: Prediction) -> tuple[str, ...]:
     """What the class does to the size, where it gives another than it should: no figure of such a decode is of use."""
     height, width = found.sample[-2:]
-    if (height, width) == size:
+    if (height, width) == size or encodes(plan):
         return ()
     return (f"{model.family.name} gives {height}×{width} under this plan where {size[0]}×{size[1]} was asked: "
             "the picture is wrong, and so is every figure here (docs/upstream.md)",)  # fmt: skip
@@ -92,8 +133,7 @@ def latents_shape(model: Model, size: tuple[int, int], frames: int | None, batch
         if frames not in (None, 1):
             raise RequestError(f"{frames} frames: {model.name} is an image autoencoder: leave --frames out")
         return (batch, geometry.latent_channels, *space)
-    # most classes decode a picture as one latent frame; where two are too few, one is as well
-    least = model.family.least_frames if model.family.least_frames > 2 else 1
+    least = _fewest(model)
     if frames is None:
         return (batch, geometry.latent_channels, least, *space)
     lengths = range(least, max(least, frames // geometry.temporal) + 3)
@@ -105,9 +145,25 @@ def latents_shape(model: Model, size: tuple[int, int], frames: int | None, batch
     return (batch, geometry.latent_channels, long, *space)
 
 
-def _refuse(model: Model, plan: DecodePlan, shape: tuple[int, ...], device: str) -> None:
+def _fewest(model: Model) -> int:
+    """Latent frames of the shortest video that the class decodes, a picture as one latent frame included: those whose
+    `least_frames` are those of a video (two) take one as well; where more are needed, a picture is too short."""
+    least = model.family.least_frames
+    return least if least > 2 else 1
+
+
+def _refuse(
+    model: Model, plan: DecodePlan, shape: tuple[int, ...], device: str, concurrency: int, resident: int
+) -> None:
     if device not in DEVICES:
         raise RequestError(f"device {device!r}: a prediction is for {' or '.join(DEVICES)}")
+    if concurrency < 1 or resident < 0:
+        raise RequestError(
+            f"concurrency {concurrency}, resident {resident}: at least 1 decode, and no fewer than 0 bytes"
+        )
+    if concurrency > 1 and plan.offload not in ("none", "model"):
+        raise RequestError(f"concurrency {concurrency} with offload {plan.offload}: decodes that share an autoencoder "
+                           "would send away the weights that another is using: choose none or model")  # fmt: skip
     if plan.tiling is not None and not model.family.hides_tiles:
         model.family.tile_grid(model.geometry, (shape[-2], shape[-1]), plan.tiling)
     reason = optimizations.inapplicable(plan, model, shape)
@@ -118,24 +174,45 @@ def _refuse(model: Model, plan: DecodePlan, shape: tuple[int, ...], device: str)
 # ---------------------------------------------------------------- one prediction
 
 
-def of_shape(model: Model, shape: tuple[int, ...], plan: DecodePlan, device: str) -> Prediction:
-    """Predict one decode of latents (B, C, [T,] H, W), and nothing around it. Raises RequestError."""
+def of_shape(
+    model: Model, shape: tuple[int, ...], plan: DecodePlan, device: str, memo: Memo | None = None
+) -> Prediction:
+    """Predict one decode of latents (B, C, [T,] H, W), and nothing around it. Raises RequestError.
+
+    `memo` keeps what calls of the decoder booked, for other shapes under the same plan.
+    """
     half = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     dtype = torch.float32 if plan.force_upcast else half[plan.dtype]
+    stream = bool(plan.options.get(STREAM))
+    seen, given, convert = _driven(model, shape, plan)
     # precision and offload write through `.data` and move weights: the walk gives weights their dtype and residency
-    rest = replace(plan, dtype="fp32", force_upcast=False, offload="none")
+    others = {name: value for name, value in plan.options.items() if name != STREAM}
+    rest = replace(plan, dtype="fp32", force_upcast=False, offload="none", options=others)
+    about: dict[str, int] = {}
+
+    def build() -> nn.Module:
+        module = seen.family.build(seen.config)
+        about["fp32"] = schedule.weights_bytes(module)
+        about["pinned"] = 0
+        if stream:
+            place(module, dtype, device, kept_in_fp32)
+            about["pinned"] = schedule.pinned_bytes(module, plan.offload)
+        return module
+
     try:
         ledger, sample, weights = simulate(
-            lambda: model.family.build(model.config),
-            model.family.decode,
-            shape,
+            build,
+            seen.family.decode,
+            given,
             dtype=dtype,
             device=device,
             keep_fp32=kept_in_fp32,
             offload=plan.offload,
-            decoder=model.family.decoder,
-            applied=lambda module: _applied(module, rest, model, device),
-            convert=lambda sample: image_of(sample, model.data_range),
+            stream=stream,
+            memo=memo,
+            decoder=seen.family.decoder,
+            applied=lambda module: _applied(module, rest, seen, device),
+            convert=convert,
         )
     except EvaluationError as error:
         raise RequestError(f"{model.name}: {error}") from error
@@ -150,14 +227,36 @@ def of_shape(model: Model, shape: tuple[int, ...], plan: DecodePlan, device: str
         reserved_peak_bytes=caching.reserved_bytes(ledger.events) if device == "cuda" else None,
         reserved_reason=NOT_RESERVED if device != "cuda" else None,
         weights_bytes=weights,
-        stages=_stages(ledger),
-        at_peak=_holders(ledger.at_peak),
-        largest=_largest(ledger.largest, math.prod(shape) * dtype.itemsize),
+        weights_wait=plan.offload == "disk" or (device == "cuda" and plan.offload not in ("none", "model")),
+        pinned_bytes=about["pinned"],
+        stages=(*_before(weights, about["fp32"], plan, device), *_stages(ledger)),
+        at_peak=_holders(ledger),
+        largest=_largest(ledger.largest, math.prod(given) * dtype.itemsize),
     )
+
+
+def _driven(model: Model, shape: tuple[int, ...], plan: DecodePlan) -> tuple[Model, tuple[int, ...], Any]:
+    """The model as it is driven, the shape of what it is given, and what is done with the result: a plan for the
+    encoder has it encode a picture."""
+    if not encodes(plan):
+        return model, shape, lambda sample: image_of(sample, model.data_range)
+    geometry = model.geometry
+    frames = (geometry.sample_frames(shape[2]),) if geometry.video else ()
+    sides = (side * geometry.spatial for side in shape[-2:])
+    return view(model), (shape[0], geometry.sample_channels, *frames, *sides), None
 
 
 def _applied(module: nn.Module, plan: DecodePlan, model: Model, device: str) -> Any:
     return optimizations.apply_plan(module, plan, model=model, device=device)
+
+
+def _before(weights: int, full: int, plan: DecodePlan, device: str) -> tuple[Stage, ...]:
+    """What is needed before the decode. `from_pretrained` builds the module without data and reads the file's tensors,
+    which become its weights; in another dtype than the file's, both are there at once. Measured: a test."""
+    whole = full if plan.dtype == "fp32" else full + weights
+    load = Stage("load", whole, part="from_pretrained of an fp32 file")
+    moved = device == "cuda" and plan.offload in ("none", "model")
+    return (load, Stage("onload", weights)) if moved else (load,)
 
 
 def _stages(ledger: Ledger) -> tuple[Stage, ...]:
@@ -170,64 +269,32 @@ def _stages(ledger: Ledger) -> tuple[Stage, ...]:
     return tuple(Stage(name, peaks[name], calls[name] if name == "tile" else 1) for name in names if name in peaks)  # type: ignore[arg-type]
 
 
-def _holders(held: tuple[Holding, ...]) -> tuple[Holder, ...]:
-    """The largest of what was alive, alike ones together."""
-    alike: dict[Holder, list[int]] = {}
-    for holding in held:
-        weights = holding.what == "weights"  # of all modules together
-        about = Holder(0, "weights") if weights else Holder(0, *_about(holding))
-        alike.setdefault(about, []).append(holding.bytes)
+def _holders(ledger: Ledger) -> tuple[Holding, ...]:
+    """The largest of what was alive at the peak, alike ones together."""
+    alike: dict[Holding, list[int]] = {}
+    several = sum(span.name == "tile" for span in ledger.closed) > 1
+    for held in ledger.at_peak:
+        kind = _kind(held, several)
+        about = Holding(0, kind) if kind == "weights" else Holding(0, kind, *_about(held))  # weights of all modules
+        alike.setdefault(about, []).append(held.bytes)
     found = [replace(about, bytes=sum(sizes), count=len(sizes)) for about, sizes in alike.items()]
     return tuple(sorted(found, key=lambda holder: -holder.bytes))[:SHOWN]
 
 
-def _largest(holding: Holding, latents_bytes: int) -> Largest:
-    return Largest(holding.bytes, *_about(holding), times_latents=holding.bytes / latents_bytes)
+def _kind(held: Held, several: bool) -> MemoryKind:
+    """What an allocation is for, as far as it is known beforehand: the sample is among activations, or tiles."""
+    if held.what == "weights":
+        return "weights"
+    if not held.shape:
+        return "workspace"
+    if held.stage == "convert":
+        return "copies"
+    return "tiles" if several and held.stage == "assemble" and not held.module else "activations"
 
 
-def _about(holding: Holding) -> tuple[str, str, tuple[int, ...], str]:
-    return holding.what, holding.module, holding.shape, holding.dtype
+def _largest(held: Held, latents_bytes: int) -> Largest:
+    return Largest(held.bytes, *_about(held), times_latents=held.bytes / latents_bytes)
 
 
-# ---------------------------------------------------------------- over sizes
-
-
-def _law(model: Model, plan: DecodePlan, shape: tuple[int, ...], found: Prediction, device: str) -> law.Law:
-    """Fitted to this prediction and to two pictures of half and two thirds of its sides, which hold a tile at least."""
-    peaks = {_pixels(model, shape): found.allocated_peak_bytes}
-    least = plan.tiling.tile + 1 if plan.tiling is not None else 1
-    for share in (1 / 2, 2 / 3, 2, 3):
-        sides = tuple(max(least, round(side * share)) for side in shape[-2:])
-        other = (*shape[:-2], *sides)
-        if len(peaks) < 3 and _pixels(model, other) not in peaks:
-            peaks[_pixels(model, other)] = of_shape(model, other, plan, device).allocated_peak_bytes
-    return law.fit(peaks)
-
-
-def _fits(model: Model, plan: DecodePlan, shape: tuple[int, ...], found: Prediction, device: str, budget: int) -> Fits:
-    """The largest picture of this shape's proportions whose predicted peak is within the budget: from the law, and then
-    checked by a prediction of its own."""
-    fits = found.allocated_peak_bytes <= budget
-    assert found.law is not None
-    height, width = shape[-2:]
-    scale = math.sqrt(found.law.pixels(budget) / (height * width * model.geometry.spatial**2))
-    least = plan.tiling.tile + 1 if plan.tiling is not None else 1
-    for rows in _downwards(int(height * scale)):
-        sides = (rows, round(width * rows / height))
-        if min(sides) < 1 or max(sides) < least:
-            break
-        other = (*shape[:-2], *sides)
-        peak = of_shape(model, other, plan, device).allocated_peak_bytes
-        if peak <= budget:
-            return Fits(budget, fits, *_pixels(model, other), peak)
-    return Fits(budget, fits, None, None, None, f"not even the smallest picture: {in_units(found.law.constant_bytes)} "
-                                                "do not depend on its size")  # fmt: skip
-
-
-def _downwards(first: int) -> list[int]:
-    """A few sizes below the first, in steps that grow: the law is near, but no bound."""
-    return [first - step for step in (0, 1, 2, 4, 8, 16, 32) if first - step > 0]
-
-
-def _pixels(model: Model, shape: tuple[int, ...]) -> tuple[int, int]:
-    return shape[-2] * model.geometry.spatial, shape[-1] * model.geometry.spatial
+def _about(held: Held) -> tuple[str, str, tuple[int, ...], str]:
+    return held.what, held.module, held.shape, held.dtype

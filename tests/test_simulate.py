@@ -369,8 +369,8 @@ def test_offload_is_a_residency_schedule():
 def test_blocks_are_those_of_diffusers():
     module = KL.family.build(KL.config)
     mine = {
-        (path, sum(tensor.numel() for tensor in tensors))
-        for path, _, tensors in schedule._blocks("", module, set(module._group_offload_block_modules))
+        (group.path, sum(tensor.numel() for tensor in group.tensors))
+        for group in schedule._blocks("", module, set(module._group_offload_block_modules))
     }
     module.enable_group_offload(torch.device("cpu"), torch.device("cpu"), "block_level", num_blocks_per_group=1)
     theirs = set()

@@ -6,9 +6,11 @@ for the whole and for every span that is open. The order of events is kept too: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,42 @@ class Holding:
     module: str = ""
     shape: tuple[int, ...] = ()
     dtype: str = ""
+    stage: str = ""
+    """The innermost span in which it was made."""
+
+
+Log = list[tuple[int, "Holding | None"]]
+"""What was booked: the holding's number and the holding, None where it is released."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a stretch of a decode books, so that it can be booked again.
+
+    `events`: its own holdings are numbered from 0 in the order in which they come, those of before ~0, ~1 …
+    `foreign`: the bytes of those of before."""
+
+    events: tuple[tuple[int, Holding | None], ...]
+    foreign: tuple[int, ...] = ()
+
+    @cached_property
+    def changes(self) -> tuple[tuple[int, int], ...]:
+        """(number, bytes; negative where it is released); what has no bytes is left out."""
+        sizes = dict(enumerate(each.bytes for _, each in self.events if each is not None))
+        sizes |= {~index: size for index, size in enumerate(self.foreign)}
+        all_ = ((own, each.bytes if each is not None else -sizes[own]) for own, each in self.events)
+        return tuple((own, change) for own, change in all_ if change)
+
+    @cached_property
+    def rise(self) -> int:
+        """By how much what is alive rises at most."""
+        return max(accumulate((change for _, change in self.changes), initial=0))
+
+    @cached_property
+    def stays(self) -> dict[int, Holding]:
+        """Its own holdings that are not released, by number."""
+        gone = {own for own, each in self.events if each is None}
+        return {own: each for own, each in self.events if each is not None and own not in gone}
 
 
 @dataclass
@@ -47,8 +85,13 @@ class Ledger:
     closed: list[Span] = field(default_factory=list)
     _held: dict[int, Holding] = field(default_factory=dict)
     _open: list[Span] = field(default_factory=list)
-    _logs: list[list[tuple[int, Holding | None]]] = field(default_factory=list)
+    _logs: list[Log] = field(default_factory=list)
     _count: int = 0
+
+    @property
+    def stage(self) -> str:
+        """The innermost span that is open."""
+        return self._open[-1].name if self._open else ""
 
     def hold(self, holding: Holding) -> int:
         """Book an allocation; the number it returns releases it."""
@@ -87,14 +130,40 @@ class Ledger:
             self.closed.append(span)
 
     @contextmanager
-    def recording(self) -> Iterator[list[tuple[int, Holding | None]]]:
-        """Keep what is booked meanwhile: (number, holding; None where it is released)."""
-        log: list[tuple[int, Holding | None]] = []
+    def recording(self) -> Iterator[Log]:
+        """Keep what is booked meanwhile."""
+        log: Log = []
         self._logs.append(log)
         try:
             yield log
         finally:
             self._logs = [other for other in self._logs if other is not log]
+
+    def bytes_of(self, number: int) -> int:
+        """Bytes of a holding that is alive. Raises KeyError."""
+        return self._held[number].bytes
+
+    def play(self, script: Script, foreign: Sequence[int] = ()) -> dict[int, int]:
+        """Book a script again; `foreign` are the numbers of its holdings of before. Returns the numbers of those that
+        stay, by their number in the script."""
+        first = self._count + 1
+        if self._logs or self.alive + script.rise > self.peak:  # every instant may be the worst
+            for own, holding in script.events:
+                if holding is not None:
+                    self.hold(holding)
+                else:
+                    self.release(first + own if own >= 0 else foreign[~own])
+            return {own: first + own for own in script.stays}
+        self._count += sum(holding is not None for _, holding in script.events)
+        for span in self._open:
+            span.peak = max(span.peak, self.alive + script.rise)
+        self.events.extend((first + own if own >= 0 else foreign[~own], change) for own, change in script.changes)
+        self.alive += sum(change for _, change in script.changes)
+        for own, _ in script.events:
+            if own < 0:
+                del self._held[foreign[~own]]
+        self._held.update((first + own, holding) for own, holding in script.stays.items())
+        return {own: first + own for own in script.stays}
 
     def _book(self, holding: Holding) -> int:
         self._count += 1
@@ -116,4 +185,4 @@ class Ledger:
         if self.alive > self.peak:
             self.peak = self.alive
             self.at_peak = tuple(self._held.values())
-            self.stage_at_peak = self._open[-1].name if self._open else ""
+            self.stage_at_peak = self.stage

@@ -37,6 +37,8 @@ def simulate(
     device: str,
     keep_fp32: Callable[[nn.Module, str], bool],
     offload: str = "none",
+    stream: bool = False,
+    memo: repeat.Memo | None = None,
     decoder: Callable[[nn.Module], nn.Module] | None = None,
     applied: Callable[[nn.Module], Any] | None = None,
     convert: Callable[[Tensor], Any] | None = None,
@@ -45,7 +47,8 @@ def simulate(
 
     `build` makes the module without weights; floating weights are of `dtype` but for those for which `keep_fp32(module,
     name)`; `applied(module)` is a context in which slicing and tiling are on; `decoder(module)` is the submodule whose
-    calls are the stage `tile`; `convert` runs on the sample as a stage of its own. The latents themselves are not
+    calls are the stage `tile`; `convert` runs on the sample as a stage of its own; `stream`: groups are prefetched; a
+    `memo` is what decodes of other sizes, all else being equal, have shown of calls. The latents themselves are not
     counted. `device` is `cpu` or `cuda`; neither is needed. Raises what the decode raises on these shapes.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -61,14 +64,14 @@ def simulate(
         weights = schedule.weights_bytes(module)
         latents = torch.empty(tuple(shape), dtype=dtype, device=device)
         stack.enter_context(applied(module) if applied is not None else ExitStack())
-        stack.enter_context(schedule.residency(module, offload, device, ledger))
+        stack.enter_context(schedule.residency(module, offload, device, ledger, stream=stream))
         modules = stack.enter_context(_where(module))
         stack.enter_context(_uncollected())
         stack.enter_context(attention.kernels(device))
         follower = stack.enter_context(_follower()(ledger, modules, device))
         inner = decoder(module) if decoder is not None else None
         stack.enter_context(repeat.few_rows(module))
-        stack.enter_context(repeat.replayed(inner, ledger, follower))
+        stack.enter_context(repeat.replayed(module, inner, ledger, follower, memo))
         with ledger.span("decode"), _tiles(inner, ledger):
             sample = decode(module, latents)
         if convert is not None:
@@ -131,6 +134,8 @@ def _follower() -> type[Any]:
             self.kind = torch.device(device).type
             self.known: dict[int, int | None] = {}
             """Storages, and the numbers of those that an operator made here."""
+            self.ends: dict[int, Any] = {}
+            """What happens when Python lets go of a storage."""
             self.once = workspace.Once()
             self.looks = True
 
@@ -139,7 +144,8 @@ def _follower() -> type[Any]:
             if not self.looks:
                 return func(*args, **kwargs)
             for tensor in _tensors(args):  # what the decode was given, and what other modes made
-                self.known.setdefault(_key(tensor))
+                if _key(tensor) not in self.known:
+                    self._know(tensor)
             out = layouts.as_made(func, args, func(*args, **kwargs))
             made = [tensor for tensor in _tensors((out,)) if self._is_new(tensor)]
             if not made:
@@ -163,13 +169,30 @@ def _follower() -> type[Any]:
         def _holding(self, tensor: Any, name: str, module: str) -> Holding:
             unit = ROUND[self.kind]
             size = -(-tensor.untyped_storage().nbytes() // unit) * unit
-            return Holding(size, name, module, tuple(tensor.shape), str(tensor.dtype)[6:])
+            return Holding(size, name, module, tuple(tensor.shape), str(tensor.dtype)[6:], self.ledger.stage)
 
         def follow(self, tensor: Any, holding: Holding) -> None:
             """Book a tensor and follow its storage until Python lets go of it."""
+            self.adopt(tensor, self.ledger.made(holding))
+
+        def adopt(self, tensor: Tensor, number: int) -> None:
+            """Follow a tensor whose storage is booked under this number already."""
             storage, key = tensor.untyped_storage(), _key(tensor)
-            self.known[key] = number = self.ledger.made(holding)
-            weakref.finalize(storage, self._forget, key, number).atexit = False
+            self.known[key] = number
+            self.ends[key] = end = weakref.finalize(storage, self._forget, key, number)
+            end.atexit = False
+
+        def disown(self, tensor: Tensor) -> None:
+            """Follow it no longer: its release is booked by somebody else."""
+            key = _key(tensor)
+            self.ends.pop(key).detach()
+            self._know(tensor)
+
+        def _know(self, tensor: Tensor) -> None:
+            """Remember a storage that is not booked, as long as it lives: another may have its address then."""
+            key = _key(tensor)
+            self.known[key] = None
+            weakref.finalize(tensor.untyped_storage(), self.known.pop, key, None).atexit = False
 
         @contextmanager
         def looking_away(self) -> Iterator[None]:
@@ -182,6 +205,7 @@ def _follower() -> type[Any]:
 
         def _forget(self, key: int, number: int) -> None:
             self.known.pop(key, None)
+            self.ends.pop(key, None)
             self.ledger.release(number)
 
         def number_of(self, tensor: Any) -> int | None:
