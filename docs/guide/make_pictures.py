@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
         save(decision(start, runs["smoke"]), "decision")
         save(opened(start, runs["smoke"], SEAM, jump=True), "seam")
         save(opened(start, runs["smoke"], DRIFT, grid=True), "drift")
-        save(section(start, runs["smoke"], SEAM, "Memory and time"), "memory")
+        save(memory(start, runs["smoke"], SEAM), "memory")
         save(opened(start, runs["video"], CHUNKS, height=900), "chunks")
 
 
@@ -146,13 +146,14 @@ def opened(
     return shot(page)
 
 
-def section(start: Any, folder: Path, case: str, title: str) -> Image.Image:
-    """One section of a case's page."""
-    page = visit(start, folder, case)
-    part = page.locator(f'dialog .cols > div:has(> h3:text-is("{title}"))').first
-    part.scroll_into_view_if_needed()
-    page.wait_for_timeout(500)
-    return Image.open(BytesIO(part.screenshot()))
+def memory(start: Any, folder: Path, case: str) -> Image.Image:
+    """Memory over a case's decode, what it was, and the peak of each stage."""
+    page = visit(start, folder, case, height=3200)  # all of the case at once, so that nothing scrolls
+    first = page.locator("dialog .memory").bounding_box()
+    last = page.locator("dialog .memory > .cols").first.bounding_box()
+    height = last["y"] + last["height"] - first["y"]
+    clip = {"x": first["x"] - 12, "y": first["y"], "width": first["width"] + 24, "height": height + 12}
+    return Image.open(BytesIO(page.screenshot(clip=clip)))
 
 
 def visit(start: Any, folder: Path, case: str, height: int = 760) -> Any:

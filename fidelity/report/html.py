@@ -75,6 +75,7 @@ def render(run: RunResult, folder: Path) -> str:
             alike=standings.ALIKE,
             outlooks=outlooks,
             rooms=evidence.rooms(run),
+            laws=memory.laws(run),
         )
     )
 

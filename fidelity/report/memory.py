@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from fidelity.records import CaseResult, MemoryTrace, Stage
+from fidelity.memory import law
+from fidelity.records import CaseResult, DecodePlan, MemoryTrace, RunResult, Stage
 from fidelity.report import words
 
 LEVELS = 36**2 - 1
@@ -29,6 +31,31 @@ def exhausted(case: CaseResult) -> str | None:
     alive = f" with {words.size(found.alive_bytes)} alive" if found.alive_bytes is not None else ""
     limit = f"limit {words.size(found.limit_bytes)}" if found.limit_bytes is not None else "no limit but the machine's"
     return f"memory ran out in {place}: {asked}{alive}, {limit}; {_fits(case)}"
+
+
+def laws(run: RunResult) -> dict[str, str]:
+    """How the peak of each model's plain fp32 decode grows, where it was measured at two sizes of latents or more."""
+    peaks: dict[str, dict[tuple[int, int], int]] = {}
+    for case in words.judged(run):
+        peak, shape = words.peak(case), _latents(case)
+        if case.plan == DecodePlan() and case.check is None and peak is not None and shape:
+            rows, width = math.prod((shape[0], *shape[2:-1])), shape[-1]  # of all items and frames
+            peaks.setdefault(case.model, {})[rows, width] = peak
+    return {model: _law(found) for model, found in peaks.items() if len({math.prod(size) for size in found}) > 1}
+
+
+def _law(peaks: dict[tuple[int, int], int]) -> str:
+    found, count = law.fit(peaks), len({math.prod(size) for size in peaks})
+    each = words.size(round(found.bytes_per_pixel))
+    line = f"{words.size(found.constant_bytes)} and {each} for each latent pixel of a batch"
+    return f"A plain fp32 decode peaks at {line}, by {count} sizes (off by {found.largest_error:.1%} at most)."
+
+
+def _latents(case: CaseResult) -> list[int]:
+    """The latents' shape, where one call of the decoder took them whole."""
+    seen = case.receipts.get("decoder", {})
+    shapes = seen.get("shapes") or []
+    return shapes[0] if seen.get("calls") == 1 and len(shapes) == 1 else []
 
 
 def _fits(case: CaseResult) -> str:
