@@ -1,4 +1,5 @@
-"""What a model is: geometry, scaling, legal tiles, round trip, how far its decoder looks, and its room in fp16."""
+"""What a model is: geometry, scaling, legal tiles, round trip, largest tensors, how far its decoder looks, and its room
+in fp16."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from fidelity import drawn as drawn_
+from fidelity import intermediates as intermediates_
 from fidelity import reach as reach_
 from fidelity import scaling as scaling_
 from fidelity.errors import IllegalTiling, LatentsError
+from fidelity.intermediates import Intermediates
 from fidelity.lazy import torch
 from fidelity.models import legal_tiles
 from fidelity.optimizations import activations
@@ -59,6 +62,8 @@ class Inspection(Struct, frozen=True):
     """By picture, photographs and drawn ones: `psnr`, `ssim`, `lpips_alex` of the round trip, the worst item's."""
     latents: Expected | None = None
     """What the encoder makes of photographs; None where the model takes none."""
+    intermediates: Intermediates | None = None
+    """The largest tensors of one decode of the latents that the reach was probed with."""
 
 
 def inspect(model: Model, photographs: list[LatentSource], device: str = "cpu") -> Inspection:
@@ -105,6 +110,7 @@ def inspect(model: Model, photographs: list[LatentSource], device: str = "cpu") 
         headroom=activations.headroom(watched.activations, model.force_upcast),
         ceiling=ceiling,
         latents=known,
+        intermediates=intermediates_.measure(model, runner.module, latents.to(device)),
     )
 
 
@@ -171,7 +177,8 @@ def lines(found: Inspection) -> list[str]:
     out += [f"round trip    {name}: {_number(each['psnr'], '.2f')} dB{_beside(found, name)}"
             for name, each in found.ceiling.items() if name not in found.round_trip]  # fmt: skip
     out += scaling_.lines(found.latents)
-    return [*out, *_reach_lines(found), *_headroom_lines(found.headroom)]
+    largest = intermediates_.lines(found.intermediates) if found.intermediates is not None else []
+    return [*out, *largest, *_reach_lines(found), *_headroom_lines(found.headroom)]
 
 
 def _beside(found: Inspection, name: str) -> str:

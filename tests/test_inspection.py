@@ -85,6 +85,8 @@ def test_the_hot_twin_needs_force_upcast_and_has_it():
     assert told.headroom.over[0].name.startswith("up_blocks.3.resnets.")
     assert "needs force_upcast: up_blocks.3.resnets" in "\n".join(lines(told))
     assert told.reach.is_global
+    assert "largest       " in "\n".join(lines(told))
+    assert told.intermediates.largest[0].module == "decoder.up_blocks.2.upsamplers.0.conv"
     sixteen = told.predicted["16"]
     assert sixteen["0"] > sixteen["0.125"] > sixteen["0.25"] > sixteen["0.5"] > 1
     assert told.predicted["32"]["0.25"] < sixteen["0.25"]

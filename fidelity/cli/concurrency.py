@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fidelity.cli.common import NOT_JUDGED, device_option, json_option, model_option, plugin_option, prepare
-from fidelity.cli.predict import _size, parse_bytes
+from fidelity.cli.common import NOT_JUDGED, device_option, json_option, model_option, parse_size, plugin_option, prepare
+from fidelity.cli.predict import parse_bytes
 from fidelity.errors import RequestError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def concurrency(name: str, size: str | None, frames: int | None, batch: int | No
     wanted = plans.parse_plan(plan, registry) if plan is not None else DecodePlan()
     check_device(device)
     make_deterministic(1)
-    fed = _latents(registry, chosen, latents, _size(size) if size is not None else None, frames, batch)
+    fed = _latents(registry, chosen, latents, parse_size(size) if size is not None else None, frames, batch)
     found = concurrency_.measure(chosen, fed, wanted, count=count, resident=held, rounds=rounds, device=device,
                                  way="processes" if processes else "threads", plugins=plugins)  # fmt: skip
     if as_json:

@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
+from fidelity.cli import roofline
 from fidelity.cli.common import device_option, json_option, model_option, plugin_option, prepare, suite_argument
+from fidelity.records import DTYPES
 
 KINDS = ("models", "latents", "optimizations", "metrics", "detectors", "checks", "suites")
 
@@ -75,13 +77,33 @@ def validate(path: Path, model: str | None, plugins: tuple[str, ...]) -> int:
 
 @click.command("inspect")
 @click.argument("name", metavar="MODEL")
+@click.option(
+    "--roofline", "with_roofline", is_flag=True, help="Instead: FLOPs, bytes and time by part of the decoder."
+)
+@click.option("--bandwidth", type=float, metavar="GB/s", help="Of memory.  [default: measured here]")
+@click.option("--compute", type=float, metavar="GFLOP/s", help="At the decode's dtype.  [default: measured here]")
+@click.option("--size", metavar="HxW", help="Of the sample, in pixels.  [default: 32×32 latents]")
+@click.option("--frames", type=int, help="Of the sample, with --size.")
+@click.option("--batch", type=int, help="Items, with --size.  [default: 1]")
+@click.option("--dtype", type=click.Choice(DTYPES), help="[default: fp32]")
+@click.option("--plan", metavar="PLAN", help="As bf16,tile=16,overlap=0.25,slicing.")
+@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw the roofline.")
 @device_option
 @model_option
 @plugin_option
 @json_option
-def inspect_(name: str, device: str, model: str | None, plugins: tuple[str, ...], as_json: bool) -> int:
-    """Geometry, scaling, legal tiles, round-trip error, and how far the decoder looks. MODEL is a name or NAME=PATH."""
-    registry, _, mine = prepare(plugins, model or (name if "=" in name else None))
+def inspect_(name: str, with_roofline: bool, device: str, model: str | None, plugins: tuple[str, ...], as_json: bool,
+             **options: Any) -> int:  # fmt: skip
+    """Geometry, scaling, legal tiles, round-trip error, and how far the decoder looks. MODEL is a name or NAME=PATH.
+
+    With --roofline, what memory and arithmetic allow each part of the decoder and what it reaches; MODEL may then be a
+    configuration that ships, without weights: sdxl, flux, wan21 …
+    """
+    roofline.refuse_without(with_roofline, options)
+    registry, _, mine = prepare(plugins, model or (name if "=" in name and not name.endswith(".json") else None))
+    if with_roofline:
+        chosen = mine if mine is not None and mine.name == name.partition("=")[0] else None
+        return roofline.show(name, registry, chosen, device, options, as_json)
     from fidelity import inspection
     from fidelity.environment import check_device
     from fidelity.records import to_json
