@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fidelity.errors import RequestError
+from fidelity.errors import RequestError, UnknownName
 
 if TYPE_CHECKING:
     from fidelity.records import RunResult
@@ -74,6 +75,34 @@ def prepare(plugins: tuple[str, ...], model: str | None) -> tuple[Any, tuple[str
                            "registered model: fidelity ls models")  # fmt: skip
     absolute = str(Path(path).expanduser().absolute())
     return registry, (name, absolute), from_path(name, absolute)
+
+
+def described(name: str, registry: Any) -> Any:
+    """The Model of a MODEL argument: a registered name, NAME=PATH of a config, or a configuration that ships.
+
+    Weights need not be there. Raises RequestError, UnknownName."""
+    from fidelity.models import configs
+
+    if "=" in name:
+        own, _, path = name.partition("=")
+        if not own or not path:
+            raise RequestError(f"MODEL {name!r}: write NAME=PATH, as in mine=/models/sdxl-vae")
+        if own in registry.MODELS and hasattr(registry.MODELS.get(own).family, "at"):
+            return registry.MODELS.get(own).family.at(registry.MODELS.get(own), path)
+        return configs.from_config(own, Path(path))
+    if name in registry.MODELS:
+        return registry.MODELS.get(name)
+    if name in configs.known():
+        return configs.from_name(name)
+    raise UnknownName(registry.unknown("model", name, [*registry.MODELS, *configs.known()]))
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Height and width of `1024x1024`, in pixels. Raises RequestError."""
+    found = re.fullmatch(r"(\d+)[x×](\d+)", text.strip())
+    if not found:
+        raise RequestError(f"--size {text!r}: write HEIGHTxWIDTH in pixels, as in 1024x1024")
+    return int(found[1]), int(found[2])
 
 
 def suite_and_options(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import click
 
 from fidelity import wording
-from fidelity.cli.common import json_option, plugin_option, prepare
-from fidelity.errors import RequestError, UnknownName
-from fidelity.records import DTYPES, OFFLOADS, DecodePlan, Tiling
+from fidelity.cli.common import described, json_option, parse_size, plugin_option, prepare
+from fidelity.errors import RequestError
+from fidelity.records import DTYPES, OFFLOADS, DecodePlan, Temporal, Tiling
+
+STREAM = "offload_stream"
 
 
 @click.command("predict")
@@ -23,16 +23,23 @@ from fidelity.records import DTYPES, OFFLOADS, DecodePlan, Tiling
 @click.option("--force-upcast", is_flag=True, help="Decode fp16 weights in fp32.")
 @click.option("--tile", type=int, metavar="T", help="Tile in latent pixels.")
 @click.option("--overlap", type=float, metavar="O", help="Overlap as a share of the tile.  [default: 0.25]")
+@click.option("--temporal-tile", type=int, metavar="T", help="Chunk of a video, in latent frames.")
+@click.option("--temporal-overlap", type=float, metavar="O", help="Overlap as a share of the chunk.  [default: 0.25]")
 @click.option("--slicing", is_flag=True, help="Each item of the batch alone.")
 @click.option("--offload", type=click.Choice(OFFLOADS), default="none", show_default=True)
-@click.option("--plan", metavar="PLAN", help="All of these at once: bf16,tile=16,overlap=0.25,slicing.")
+@click.option("--offload-stream", is_flag=True, help="Of a group offload on cuda: bring in the next group meanwhile.")
+@click.option("--plan", metavar="PLAN", help="All of these at once, and any option: bf16,tile=16,slicing,streaming=2.")
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True)
-@click.option("--law", "with_law", is_flag=True, help="Fit peak = constant + k · pixels over sizes.")
-@click.option("--budget", metavar="8GiB", help="The largest picture that fits; brings the law.")
+@click.option("--concurrency", type=int, default=1, show_default=True, metavar="N",
+              help="Decodes at once in one process, which share the weights.")  # fmt: skip
+@click.option("--resident", metavar="6GiB", help="What else stays on the device: a denoiser.")
+@click.option("--law", "with_law", is_flag=True, help="Fit peak = constant + k · pixels over sizes, stage by stage.")
+@click.option("--budget", metavar="8GiB", help="The largest picture that fits, with all of that; brings the law.")
 @json_option
 @plugin_option
-def predict(name: str, size: str, frames: int | None, batch: int, device: str, with_law: bool, budget: str | None,
-            as_json: bool, plugins: tuple[str, ...], plan: str | None, **options: Any) -> int:  # fmt: skip
+def predict(name: str, size: str, frames: int | None, batch: int, device: str, concurrency: int, resident: str | None,
+            with_law: bool, budget: str | None, as_json: bool, plugins: tuple[str, ...], plan: str | None,
+            **options: Any) -> int:  # fmt: skip
     """Predicted peak memory by stage, without weights and without a GPU.
 
     MODEL is a registered name, NAME=PATH (a config.json is enough), or a configuration that ships: sd15, sdxl, sd3,
@@ -42,35 +49,21 @@ def predict(name: str, size: str, frames: int | None, batch: int, device: str, w
     from fidelity.records import to_json
 
     wanted = _plan(plan, options, registry)
-    model, pixels, room = _model(name, registry), _size(size), parse_bytes(budget) if budget is not None else None
+    model, pixels = described(name, registry), parse_size(size)
+    room, held = parse_bytes(budget) if budget is not None else None, 0
+    if resident is not None:
+        held = wording.parse_bytes(resident, "--resident")
     from fidelity import predict as predict_
     from fidelity import prediction
 
-    found = predict_.predict(model, pixels, wanted, frames=frames, batch=batch, device=device, with_law=with_law,
-                             budget=room)  # fmt: skip
+    found = predict_.predict(model, pixels, wanted, frames=frames, batch=batch, device=device, concurrency=concurrency,
+                             resident=held, with_law=with_law, budget=room)  # fmt: skip
     if as_json:
         click.echo(to_json(found).decode())
         return 0
     for line in prediction.lines(found):
         click.echo(line)
     return 0
-
-
-def _model(name: str, registry: Any) -> Any:
-    from fidelity.models import configs
-
-    if "=" in name:
-        own, _, path = name.partition("=")
-        if not own or not path:
-            raise RequestError(f"MODEL {name!r}: write NAME=PATH, as in mine=/models/sdxl-vae")
-        if own in registry.MODELS and hasattr(registry.MODELS.get(own).family, "at"):
-            return registry.MODELS.get(own).family.at(registry.MODELS.get(own), path)
-        return configs.from_config(own, Path(path))
-    if name in registry.MODELS:
-        return registry.MODELS.get(name)
-    if name in configs.known():
-        return configs.from_name(name)
-    raise UnknownName(registry.unknown("model", name, [*registry.MODELS, *configs.known()]))
 
 
 def _plan(text: str | None, options: dict[str, Any], registry: Any) -> DecodePlan:
@@ -81,23 +74,36 @@ def _plan(text: str | None, options: dict[str, Any], registry: Any) -> DecodePla
         from fidelity import plans
 
         return plans.parse_plan(text, registry)
-    tile, overlap = options["tile"], options["overlap"]
-    if overlap is not None and tile is None:
-        raise RequestError("--overlap without --tile: say how large a tile is, in latent pixels")
+    tile = _cut(options, "tile", "overlap", "a tile is, in latent pixels")
+    chunk = _cut(options, "temporal_tile", "temporal_overlap", "a chunk is, in latent frames")
     return DecodePlan(
         dtype=options["dtype"],
         force_upcast=options["force_upcast"],
         slicing=options["slicing"],
-        tiling=Tiling(tile, 0.25 if overlap is None else overlap) if tile is not None else None,
+        tiling=Tiling(*tile) if tile is not None else None,
+        temporal=Temporal(*chunk) if chunk is not None else None,
         offload=options["offload"],
+        options={STREAM: True} if options[STREAM] else {},
     )
 
 
-def _size(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)[x×](\d+)", text.strip())
-    if not found:
-        raise RequestError(f"--size {text!r}: write HEIGHTxWIDTH in pixels, as in 1024x1024")
-    return int(found[1]), int(found[2])
+def _cut(options: dict[str, Any], tile: str, overlap: str, what: str) -> tuple[int, float] | None:
+    """A tile and its overlap, in range. Raises RequestError."""
+    from fidelity import plans
+
+    size, share = options[tile], options[overlap]
+    if size is None:
+        if share is not None:
+            raise RequestError(f"{_flag(overlap)} without {_flag(tile)}: say how large {what}")
+        return None
+    axis = "tiling" if tile == "tile" else "temporal"
+    plans.tile_number(axis, "tile", size)
+    plans.tile_number(axis, "overlap", 0.25 if share is None else share)
+    return size, 0.25 if share is None else share
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def parse_bytes(text: str) -> int:

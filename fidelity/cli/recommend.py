@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from fidelity.cli.common import json_option, plugin_option, prepare
-from fidelity.cli.predict import _model, _size, parse_bytes
+from fidelity.cli.common import described, json_option, parse_size, plugin_option, prepare
+from fidelity.cli.predict import parse_bytes
 from fidelity.errors import RequestError
 
 
@@ -49,7 +49,7 @@ def recommend(target: str, budget: str, headroom: str, model: str | None, size: 
         from fidelity import proposals
 
         options = {name: value for name, value in predicted.items() if value is not None}
-        found = [proposals.propose(_model(target, registry), _size(size), room, **options)]
+        found = [proposals.propose(described(target, registry), parse_size(size), room, **options)]
     if as_json:
         from fidelity.records import to_json
 
@@ -69,6 +69,6 @@ def _of_run(target: str, model: str | None, room: Any, registry: Any) -> list[An
         raise RequestError(f"{target} is a model: say --size HxW to predict, or name the folder of a run")
     run = json.read(Path(target))
     name, equals, _ = (model or "").partition("=")
-    extra = {name: _model(model, registry)} if model is not None and equals else {}
+    extra = {name: described(model, registry)} if model is not None and equals else {}
     known = {**{each: configs.from_name(each) for each in configs.known()}, **dict(registry.MODELS.items())}
     return recommend_.from_run(run, recommend_.known(known, extra), room, only=name or None)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from fidelity.cli.common import json_option, plugin_option, prepare
-from fidelity.cli.predict import _model, _size
+from fidelity.cli.common import described, json_option, parse_size, plugin_option, prepare
 from fidelity.errors import RequestError
 from fidelity.records import Temporal, Tiling
 
@@ -37,8 +36,8 @@ def tiles(name: str, size: str | None, tile: int | None, overlap: float | None, 
     from fidelity.records import to_json
 
     found = tiles_.report(
-        _model(name, registry),
-        size=_size(size) if size is not None else None,
+        described(name, registry),
+        size=parse_size(size) if size is not None else None,
         tiling=Tiling(tile, 0.25 if overlap is None else overlap) if tile is not None else None,
         frames=frames,
         temporal=None
