@@ -39,7 +39,7 @@ def evaluate(
     """
     registry.load_plugins(plugins)
     loaded = suite_.load(Path(path), registry)
-    loaded = suite_.select(loaded, case) if case else loaded
+    loaded = suite_.on(suite_.select(loaded, case) if case else loaded, device)
     options = runs.Options(device=device, jobs=jobs, plugins=plugins, record_missing=record_missing)
     if out is None:
         return runs.execute(loaded, None, options)

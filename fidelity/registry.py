@@ -223,6 +223,8 @@ class FunctionOptimization:
     """Into which chunks it cuts the frames of latents of this shape, if it cuts them."""
     exact: bool = False
     """Whether it changes nothing but rounding, so that it is held to the oracle of the plan without it."""
+    accelerator: str | None = None
+    """Why it needs a device other than the CPU, where its cases are not applicable; None: it runs anywhere."""
 
     def inapplicable(self, value: Any, plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> str | None:
         return self.reason(value, plan, model, shape) if self.reason else None
@@ -240,7 +242,8 @@ def optimization(
 
     The proof is called after the decode with the Observation and returns `{"engaged": bool, "reason": str | None, …}`.
     An option that cuts says where, by `grid` or `chunks`, both `f(value, model, shape)`, so that detectors look there
-    (its receipt's own `grid`) and other proofs count its calls; one that changes nothing but rounding says `exact`.
+    (its receipt's own `grid`) and other proofs count its calls; one that changes nothing but rounding says `exact`; one
+    that does not run on a CPU says why as `accelerator`.
     """
 
     def register(function: Callable[..., Iterator[Proof]]) -> Callable[..., Any]:

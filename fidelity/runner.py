@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fidelity import optimizations, oracles, response
+from fidelity.errors import FidelityError, ModelError, first_line
 from fidelity.lazy import torch
 from fidelity.memory import allocator, limit
 from fidelity.optimizations import activations, state
@@ -47,21 +48,37 @@ class Runner:
     def __init__(self, model: Model, device: str = "cpu"):
         self.model = model
         self.device = device
+        self.fingerprint: dict[str, str] = {}
         self.reload()
 
     def reload(self) -> None:
         """Load the model anew, whatever was done to the instance."""
-        self.module = self.model.load().to(self.device)
+        self.module, self.loading = allocator.load(lambda: self.model.load().to(self.device), self.device)
         geometry = self.model.geometry
         size = geometry.size or (PROBE, PROBE)
         shape = (1, geometry.latent_channels, *((self.model.family.least_frames,) if geometry.video else ()), *size)
         self._probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(self.device)
         loaded = state.fingerprint(self.module, self.model.family)
-        self._probe_bits = self._decode_probe()
+        self._probe_bits = self._decode_probe() if self.fingerprint else self._first_probe()
         # some classes make their caches at the first decode; whatever else that changes is a leak
         decoded = state.fingerprint(self.module, self.model.family)
         caches = {name: seen for name, seen in decoded.items() if name.startswith("attribute ")}
         self.fingerprint = {**caches, **loaded}
+
+    def _first_probe(self) -> Tensor:
+        """Raises ModelError, in one line, where a model does not decode what it is declared to take."""
+        try:
+            return self._decode_probe()
+        except (FidelityError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a class raises: it is the declaration, or the class, that is wrong
+            if "allocate memory" in str(error):
+                raise
+            shape = "×".join(map(str, self._probe.shape))
+            raise ModelError(
+                f"{self.model.name}: it does not decode latents of {shape}, which its geometry declares "
+                f"(B×C×[T×]H×W): {first_line(error)}; check latent_channels, video and size"
+            ) from error
 
     def _decode_probe(self) -> Tensor:
         with torch.no_grad():
@@ -176,6 +193,7 @@ class Runner:
             device=self.device,
             convert=lambda sample: image_of(sample, self.model.data_range),
         )
+        memory = msgspec.structs.replace(memory, stages=(self.loading, *memory.stages))
         return output.detach().to("cpu", torch.float32), memory
 
     def _judge(

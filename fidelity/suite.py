@@ -126,21 +126,33 @@ def with_memory_limit(suite: Suite, limit: int) -> Suite:
 
 
 def on(suite: Suite, device: str) -> Suite:
-    """The suite as it can be judged on a device. Raises SuiteError where a memory limit cannot be held to there.
+    """The suite as it can be judged on a device: what cannot be there is not applicable, with its reason.
 
-    A decode whose fp16 is emulated has fp32 temporaries: a limit on it would say nothing of fp16, so it is not
-    applicable.
+    Raises SuiteError where a memory limit cannot be held to there, or where nothing is left to judge.
     """
     for case in suite.judged:
         why = None if case.memory_limit is None else memory_limit.refusal(case.memory_limit, device)
         if why is not None:
             raise SuiteError(f"{suite.path}: {case.id}: memory limit {in_units(case.memory_limit or 0)}: {why}")
-    emulated = {case.id for case in suite.judged if case.memory_limit is not None and is_emulated(case.plan, device)}
-    if not emulated:
+    reasons = {case.id: _unfit(case, device, _registry(suite)) for case in suite.judged}
+    if not any(reasons.values()):
         return suite
-    cases = tuple(msgspec.structs.replace(case, not_applicable=EMULATED) if case.id in emulated else case
+    cases = tuple(msgspec.structs.replace(case, not_applicable=case.not_applicable or reasons.get(case.id))
                   for case in suite.cases)  # fmt: skip
-    return _judging(replace(suite, cases=cases), f"{suite.name} under a memory limit on {device}")
+    return _judging(replace(suite, cases=cases), f"{suite.name} on {device}")
+
+
+def _unfit(case: Case, device: str, registry: ModuleType) -> str | None:
+    """Why a case cannot be judged on a device, or None.
+
+    A decode whose fp16 is emulated has fp32 temporaries: a limit on it would say nothing of fp16.
+    """
+    if case.memory_limit is not None and is_emulated(case.plan, device):
+        return EMULATED
+    if not device.startswith("cpu"):
+        return None
+    settings = [registry.OPTIMIZATIONS.get(name) for name in case.plan.settings]
+    return next((f"{one.name}: {one.accelerator}" for one in settings if getattr(one, "accelerator", None)), None)
 
 
 def load_all(folder: Path, beside: Suite) -> list[Suite]:

@@ -82,6 +82,7 @@ def trace(
         ):
             with profiler.span("fidelity:decode"):
                 result = decode()
+            seen.sample = described(result)
             if convert is not None:
                 with profiler.span("fidelity:convert"):
                     seen.stages.append("convert")
@@ -89,7 +90,7 @@ def trace(
     except Exception as error:
         error._fidelity_memory = _interrupted(recording, seen, weights)  # type: ignore[attr-defined]
         raise
-    return result, Traced(recording, seen, weights, described(result)).memory()
+    return result, Traced(recording, seen, weights).memory()
 
 
 def load(build: Callable[[], T], device: str) -> tuple[T, Stage]:
@@ -118,7 +119,6 @@ class Traced:
     seen: Running
     weights: Sequence[int]
     """Sizes of the storages that were resident when the decode began."""
-    sample: Sequence[Any] = ()
 
     def memory(self) -> MemoryTrace:
         """The trace: figures where both ways of counting agree, else the reason."""
@@ -136,7 +136,7 @@ class Traced:
             timeline=tuple(weights + max(recording.alive[start:stop]) for start, stop in shares),
             layers=held.layers(recording, of, weights, shares),
             spans=held.spans(recording, shares),
-            peak=held.peak(recording, of, self.weights),
+            peak=held.peak(recording, self.seen, of, self.weights),
             transfers=transfers(self.seen.moves, self._moved(shares)),
         )
 
@@ -149,17 +149,17 @@ class Traced:
 
     def kinds(self) -> dict[int, Any]:
         decode = self.recording.calls.get("fidelity:decode", ())
-        found = kinds.classify(self.recording, self.seen.results, self.sample, decode[0].stop if decode else 0)
+        found = kinds.classify(self.recording, self.seen.results, self.seen.sample, decode[0].stop if decode else 0)
         return {id(one): kind for one, kind in zip(self.recording.allocations, found)}
 
     def stages(self) -> Iterator[Stage]:
         """Each stage that ran, with the peaks of its calls."""
         calls = self.recording.calls
         (whole,) = calls["fidelity:decode"]
-        tiles, moves = calls.get("fidelity:tile", []), self._moves()
+        tiles, moves = calls.get("fidelity:tile", []), calls.get("fidelity:onload", [])
         yield self._stage("decode", [(whole.start, whole.stop)])
         if moves:
-            seconds = sum(move.seconds for move in self.seen.moves)
+            seconds = sum(move.seconds for move in self.seen.moves if move.direction == "in")
             yield self._stage("onload", [(call.start, call.stop) for call in moves], len(moves), seconds)
         if tiles:
             yield self._stage("tile", [(call.start, call.stop) for call in tiles], len(tiles))
@@ -233,7 +233,7 @@ def _interrupted(recording: Recording, seen: Running, weights: Sequence[int]) ->
         module=module,
         operator=operator,
         alive_bytes=sum(weights) + sum(one.bytes for one in living),
-        held=held.holdings(recording, living, traced.kinds(), weights),
+        held=held.holdings(recording, seen, living, traced.kinds(), weights),
         trace=memory,
     )
 

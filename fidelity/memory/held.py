@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from fidelity.memory.events import Allocation, Call, Recording
+from fidelity.memory.running import Running
 from fidelity.records import Holding, MemoryKind, Peak, Span, StageName
 
 HELD = 12
@@ -13,7 +14,11 @@ HELD = 12
 
 
 def holdings(
-    recording: Recording, living: Iterable[Allocation], kinds: dict[int, MemoryKind], weights: Sequence[int]
+    recording: Recording,
+    seen: Running,
+    living: Iterable[Allocation],
+    kinds: dict[int, MemoryKind],
+    weights: Sequence[int],
 ) -> tuple[Holding, ...]:
     """What was alive, the largest first, alike ones together; the first HELD. `weights`: sizes of the storages that
     were resident when the decode began."""
@@ -23,12 +28,32 @@ def holdings(
         alike.setdefault(key, []).append(one)
     groups = sorted(alike.items(), key=lambda group: (-group[0][3] * len(group[1]), group[0]))
     found = []
+    known = tensors(recording, seen, [ones[0] for _, ones in groups[:HELD]])
     for (kind, what, module, size), ones in groups[:HELD]:
-        shape, dtype = recording.tensor(ones[0])
+        shape, dtype = known.get(id(ones[0]), ((), ""))
         found.append(Holding(size * len(ones), kind, what, module, shape, dtype, len(ones)))  # type: ignore[arg-type]
     if weights and sum(weights):
         found.append(Holding(sum(weights), "weights", "resident", count=len(weights)))
     return tuple(sorted(found, key=lambda holding: -holding.bytes)[:HELD])
+
+
+def tensors(
+    recording: Recording, seen: Running, wanted: Iterable[Allocation]
+) -> dict[int, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of those allocations that a tensor fills which some module, or the decode, was given or gave."""
+    at = {one.pointer: one for one in wanted}
+    found: dict[int, tuple[tuple[int, ...], str]] = {}
+    calls = [*zip(recording.modules, seen.given, seen.gave)]
+    calls += [(whole, (), seen.sample) for whole in recording.calls.get("fidelity:decode", ())]
+    for call, given, gave in calls:
+        for instant, tensors_ in ((call.start, given), (call.stop, gave)):
+            for tensor in tensors_:
+                one = at.get(tensor.pointer)
+                if one is None or id(one) in found or one.bytes != tensor.bytes:
+                    continue
+                if one.born < instant and (one.gone is None or instant <= one.gone):
+                    found[id(one)] = tensor.shape, tensor.dtype
+    return found
 
 
 def by_kind(living: Iterable[Allocation], kinds: dict[int, MemoryKind], weights: int) -> dict[str, int]:
@@ -39,7 +64,7 @@ def by_kind(living: Iterable[Allocation], kinds: dict[int, MemoryKind], weights:
     return dict(sorted(found.items()))
 
 
-def peak(recording: Recording, kinds: dict[int, MemoryKind], weights: Sequence[int]) -> Peak:
+def peak(recording: Recording, seen: Running, kinds: dict[int, MemoryKind], weights: Sequence[int]) -> Peak:
     """The first instant at which most was alive. Raises ValueError where nothing was recorded."""
     instant = recording.alive.index(max(recording.alive))
     living = recording.at(instant)
@@ -49,7 +74,7 @@ def peak(recording: Recording, kinds: dict[int, MemoryKind], weights: Sequence[i
         stage=stage_of(call, several=_several(recording)),
         module=module_of(call),
         operator=made_by(call),
-        held=holdings(recording, living, kinds, weights),
+        held=holdings(recording, seen, living, kinds, weights),
         by_kind=by_kind(living, kinds, sum(weights)),
     )
 

@@ -35,7 +35,7 @@ def record(*, operators: bool = False) -> Iterator[Recording]:
     recording = Recording()
     collects = gc.isenabled()
     with _ONE_AT_A_TIME, nullcontext() if operators else _memory_events_only():
-        profile = torch.autograd.profiler.profile(profile_memory=True, record_shapes=operators)
+        profile = torch.autograd.profiler.profile(profile_memory=True)
         with _quiet():
             profile.__enter__()
         gc.disable()

@@ -21,23 +21,19 @@ def simultaneous(intervals: Iterable[tuple[int, int | None, int]]) -> int:
     return max(accumulate((size for _, size in changes), initial=0))
 
 
-def disagreement(intervals: Sequence[tuple[int, int | None, int]], totals: Sequence[int]) -> str | None:
+def disagreement(intervals: Sequence[tuple[int, int | None, int]], totals: list[int]) -> str | None:
     """Why the two countings are not of one and the same memory, or None. `totals`: by instant, what was counted."""
-    lifetimes, counted = simultaneous(intervals), max(totals, default=0)
-    if lifetimes != counted:
-        return (
-            f"peak: {lifetimes} bytes by the allocations' own lifetimes, {counted} by the allocator's running total: "
-            "no figure is given for a memory that is counted in two ways"
-        )
     changes = [0] * len(totals)
     for born, gone, size in intervals:
         changes[born] += size
         if gone is not None:
             changes[gone] -= size
-    for instant, (alive, total) in enumerate(zip(accumulate(changes), totals)):
-        if alive != total:
-            return (
-                f"at event {instant} of {len(totals)}: {alive} bytes by the allocations' own lifetimes, {total} by the "
-                "allocator's running total: no figure is given for a memory that is counted in two ways"
-            )
-    return None
+    lives = list(accumulate(changes))
+    if lives == totals:
+        return None
+    instant = next(index for index, (alive, total) in enumerate(zip(lives, totals)) if alive != total)
+    return (
+        f"at event {instant} of {len(totals)}: {lives[instant]} bytes by the allocations' own lifetimes, "
+        f"{totals[instant]} by the allocator's running total (peaks: {max(lives)}, {max(totals)}); memory that is "
+        "counted in two ways has no figure"
+    )

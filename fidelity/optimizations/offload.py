@@ -7,21 +7,23 @@ but only sequential and disk then move weights; the others are proved by their h
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from fidelity.errors import EvaluationError
+from fidelity.errors import EvaluationError, SuiteError
 from fidelity.lazy import torch
-from fidelity.optimizations.weights import in_main_memory
+from fidelity.optimizations.weights import in_main_memory, named_tensors
 from fidelity.records import DecodePlan, Model, Observation, Proof
 from fidelity.registry import optimization
+from fidelity.residency import Move, announced
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+Direction = Literal["in", "out"]
+STREAM = "offload_stream"
 GROUP = "group_offloading"  # the name under which diffusers registers its hook
 MOVES_ON_CPU = ("sequential", "disk")
 _OWNED = ("_hf_hook", "_old_forward", "_diffusers_hook", "forward", "to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa")
@@ -30,25 +32,32 @@ _OWNED = ("_hf_hook", "_old_forward", "_diffusers_hook", "forward", "to", "cuda"
 
 @dataclass
 class Tally:
-    """Each time that a hook brought weights in: when, how many bytes came from elsewhere, and where they are now."""
+    """Each time that a hook brought weights in or sent them away, and where they were then."""
 
     device: torch.device
-    onloads: list[tuple[int, int]] = field(default_factory=list)
+    resident: int
+    """Bytes of the module's weights that lie on the device."""
+    moves: list[Move] = field(default_factory=list)
     devices: set[str] = field(default_factory=set)
     _watched: list[tuple[Any, str]] = field(default_factory=list)
 
-    def watch(self, owner: Any, name: str, weights: Callable[..., list[Tensor]]) -> None:
-        """Count each call of the owner's method that brings in `weights(*args)`."""
-        onload = getattr(owner, name)
+    def watch(self, owner: Any, name: str, direction: Direction, weights: Callable[..., list[Tensor]]) -> None:
+        """Count each call of the owner's method that brings in, or sends away, `weights(*args)`."""
+        method = getattr(owner, name)
 
         def counted(*args: Any, **kwargs: Any) -> Any:
-            away = [index for index, weight in enumerate(weights(*args)) if weight.device != self.device]
-            result = onload(*args, **kwargs)
-            now = weights(*args)
-            arrived = [now[index] for index in away if now[index].device == self.device]
-            moved = sum(weight.numel() * weight.element_size() for weight in arrived)
-            self.onloads.append((time.perf_counter_ns(), moved))
-            self.devices |= {str(weight.device) for weight in now}
+            here = [self._is_here(weight) for weight in weights(*args)]
+            with announced(Move(direction, before=self.resident)) as move:
+                result = method(*args, **kwargs)
+                now = weights(*args)
+                moved = [weight for weight, was in zip(now, here) if self._is_here(weight) is not was]
+                came = sum(size_of(weight) for weight in moved if self._is_here(weight))
+                left = sum(size_of(weight) for weight in moved) - came
+                self.resident += came - left
+                move.bytes, move.after = came if direction == "in" else left, self.resident
+            self.moves.append(move)
+            if direction == "in":
+                self.devices |= {str(weight.device) for weight in now}
             return result
 
         setattr(owner, name, counted)
@@ -61,16 +70,46 @@ class Tally:
             owner.__dict__.pop(name, None)
         self._watched.clear()
 
-    def since(self, started_ns: int) -> tuple[int, int]:
-        """Hooks fired and bytes moved from then on."""
-        moved = [moved for when, moved in self.onloads if when >= started_ns]
-        return len(moved), sum(moved)
+    def since(self, started_ns: int) -> list[Move]:
+        """What was moved from then on."""
+        return [move for move in self.moves if move.at_ns >= started_ns]
+
+    def _is_here(self, weight: Tensor) -> bool:
+        return weight.device == self.device
+
+
+def size_of(weight: Tensor) -> int:
+    return weight.numel() * weight.element_size()
 
 
 def _refused(value: str, plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> str | None:
     if value.startswith("group_") and "group_offload" in model.family.lacks:
         return f"offload: {model.family.name} says of itself that it does not support group offload"
     return None
+
+
+def _no_groups(value: Any, plan: DecodePlan, model: Model, shape: tuple[int, ...]) -> str | None:
+    if value is not True:
+        raise SuiteError(f"{STREAM} is {value!r}: write true, so that groups are brought in on a stream, or false")
+    return None if plan.offload.startswith("group_") else f"{STREAM}: {plan.offload} offload brings no groups in"
+
+
+@optimization(
+    STREAM, order=89, inapplicable=_no_groups, exact=True,
+    accelerator="a stream copies to an accelerator while it computes; weights of a CPU are where it computes",
+)  # fmt: skip
+def offload_stream(module: nn.Module, value: bool, *, plan: DecodePlan, model: Model, device: str) -> Iterator[Proof]:
+    """Of a group offload: bring the next group in on a stream of its own, from pinned copies, while this one runs."""
+    if torch.device(device).type == "cpu":
+        raise EvaluationError(f"{STREAM}: streams need an accelerator: leave it out on a CPU")
+
+    def prove(seen: Observation) -> dict[str, Any]:
+        groups = _groups_of(module)
+        without = sum(group.stream is None for group in groups)
+        reason = f"{without} of {len(groups)} groups have no stream" if without or not groups else None
+        return {"engaged": reason is None, "reason": reason, "groups": len(groups)}
+
+    yield prove
 
 
 @optimization("offload", order=90, inapplicable=_refused)
@@ -85,19 +124,23 @@ def offload(module: nn.Module, value: str, *, plan: DecodePlan, model: Model, de
         yield lambda seen: {"engaged": False, "reason": reason, "hooks": 0, "moved_bytes": 0}
         return
     execution = _indexed(device)
-    tally = Tally(execution)
     with (
         tempfile.TemporaryDirectory(prefix="fidelity-offload-") as folder,
         in_main_memory(module),
         _unhooked_afterwards(module),
         ExitStack() as stack,
     ):
-        attach(module, execution, folder)
+        attach(module, execution, folder, bool(plan.options.get(STREAM)))
+        tally = Tally(
+            execution, sum(size_of(weight) for _, weight in named_tensors(module) if weight.device == execution)
+        )
         stack.callback(tally.release)
         _count(module, tally)
 
         def prove(seen: Observation) -> dict[str, Any]:
-            hooks, moved = tally.since(seen.started_ns)
+            moves = tally.since(seen.started_ns)
+            came, left = ([move for move in moves if move.direction == way] for way in ("in", "out"))
+            hooks, moved = len(came), sum(move.bytes for move in came)
             stays = execution.type == "cpu" and value not in MOVES_ON_CPU
             reason = None
             if not hooks:
@@ -111,6 +154,10 @@ def offload(module: nn.Module, value: str, *, plan: DecodePlan, model: Model, de
                 "reason": reason,
                 "hooks": hooks,
                 "moved_bytes": moved,
+                "returned_bytes": sum(move.bytes for move in left),
+                "resident_bytes": max((move.after for move in moves), default=tally.resident),
+                "waiting_bytes": waiting_bytes(module),
+                "seconds": sum(move.seconds for move in moves),
                 "devices": sorted(tally.devices),
                 "note": "nothing moves: weights wait in main memory, where the CPU executes" if stays else None,
             }
@@ -121,30 +168,30 @@ def offload(module: nn.Module, value: str, *, plan: DecodePlan, model: Model, de
 # ---------------------------------------------------------------- the five mechanisms
 
 
-def _model(module: nn.Module, execution: torch.device, folder: str) -> None:
+def _model(module: nn.Module, execution: torch.device, folder: str, stream: bool) -> None:
     from accelerate import cpu_offload_with_hook
 
     cpu_offload_with_hook(module, execution)
 
 
-def _sequential(module: nn.Module, execution: torch.device, folder: str) -> None:
+def _sequential(module: nn.Module, execution: torch.device, folder: str, stream: bool) -> None:
     from accelerate import cpu_offload
 
     cpu_offload(module, execution)
 
 
-def _disk(module: nn.Module, execution: torch.device, folder: str) -> None:
+def _disk(module: nn.Module, execution: torch.device, folder: str, stream: bool) -> None:
     from accelerate import disk_offload
 
     disk_offload(module, folder, execution)
 
 
-def _group_block(module: nn.Module, execution: torch.device, folder: str) -> None:
-    _group(module, execution, offload_type="block_level", num_blocks_per_group=1)
+def _group_block(module: nn.Module, execution: torch.device, folder: str, stream: bool) -> None:
+    _group(module, execution, offload_type="block_level", num_blocks_per_group=1, use_stream=stream)
 
 
-def _group_leaf(module: nn.Module, execution: torch.device, folder: str) -> None:
-    _group(module, execution, offload_type="leaf_level")
+def _group_leaf(module: nn.Module, execution: torch.device, folder: str, stream: bool) -> None:
+    _group(module, execution, offload_type="leaf_level", use_stream=stream)
 
 
 def _group(module: Any, execution: torch.device, **how: Any) -> None:
@@ -166,19 +213,39 @@ ATTACH = {
 
 
 def _count(module: nn.Module, tally: Tally) -> None:
-    """Wrap what brings weights in: accelerate's pre_forward, and the groups' onload_. Both die with the offload."""
-    groups = {}
+    """Wrap what moves weights: accelerate's pre_forward and post_forward, the groups' onload_ and offload_. It all dies
+    with the offload."""
     for part in module.modules():
         for hook in _accelerate_hooks(part):
             if getattr(hook, "offload", True):  # AlignDevicesHook that only moves inputs has offload=False
                 whole = not hasattr(hook, "weights_map") or hook.place_submodules
-                tally.watch(hook, "pre_forward", _weights_of(whole))
-        registry = part.__dict__.get("_diffusers_hook")
-        hook = registry.get_hook(GROUP) if registry is not None else None
-        if hook is not None:
-            groups[id(hook.group)] = hook.group
-    for group in groups.values():
-        tally.watch(group, "onload_", _group_weights(group))
+                tally.watch(hook, "pre_forward", "in", _weights_of(whole))
+                if hasattr(hook, "weights_map"):  # the hook of a whole model leaves it where it was brought
+                    tally.watch(hook, "post_forward", "out", _weights_of(whole))
+    for group in _groups_of(module):
+        tally.watch(group, "onload_", "in", _group_weights(group))
+        tally.watch(group, "offload_", "out", _group_weights(group))
+
+
+def _groups_of(module: nn.Module) -> list[Any]:
+    """diffusers' groups, each once."""
+    registries = [part.__dict__.get("_diffusers_hook") for part in module.modules()]
+    hooks = [registry.get_hook(GROUP) for registry in registries if registry is not None]
+    return list({id(hook.group): hook.group for hook in hooks if hook is not None}.values())
+
+
+def waiting_bytes(module: nn.Module) -> int:
+    """What the libraries keep of the weights in main memory, whatever is resident: accelerate's map of them, and
+    diffusers' pinned copies of a stream; each storage once. Weights in files are not in memory."""
+    kept: list[Any] = []
+    for part in module.modules():
+        for hook in _accelerate_hooks(part):
+            held = getattr(getattr(hook, "weights_map", None), "dataset", None)
+            kept += held.values() if isinstance(held, dict) else ()
+    for group in _groups_of(module):
+        kept += group.cpu_param_dict.values()
+    storages = [tensor.untyped_storage() for tensor in kept if tensor.device.type == "cpu"]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _accelerate_hooks(part: nn.Module) -> list[Any]:
