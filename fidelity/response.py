@@ -170,9 +170,8 @@ def _convert(meter: _Meter, sample: Tensor, data_range: DataRange) -> list[Image
 def _array(meter: _Meter, sample: Tensor, data_range: DataRange, decoded: Holding) -> NDArray[Any]:
     """Denormalised and moved to numpy: the steps that torch's allocator sees."""
     video = sample.ndim == 5
-    images = sample[0].transpose(0, 1) if video else sample
     with _allocated(sample.device) as first_peak, meter.figures() as first:
-        unit = conversion.denormalise(images, data_range)
+        unit = conversion.denormalise(sample[0].transpose(0, 1) if video else sample, data_range)
     with _allocated(sample.device) as second_peak, meter.figures() as second:
         array = conversion.array_of(unit)
     size = unit.numel() * unit.element_size()

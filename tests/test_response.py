@@ -198,6 +198,7 @@ def test_a_clip_has_frames_a_stack_and_both_encodings():
     assert part(found, "uint8").result_bytes == 3 * pixels, "(T, H, W, 3) of one clip"
     assert part(found, "float32 stack").traced_bytes == pytest.approx(12 * pixels, abs=8192)
     assert part(found, "denormalise").held[0].bytes == sample.numel() * 4, "the other clip is there too"
+    assert part(found, "denormalise").peak_bytes == pytest.approx(sample.numel() * 4 + 2 * 12 * pixels, abs=64)
     assert "the first of 2 clips" in part(found, "denormalise").reason
 
 

@@ -131,6 +131,9 @@ def table(run: RunResult, *, limit: int = 20, stream: TextIO | None = None, widt
         _explain(case, out, with_code=len(cases) == 1)
     if len(surprises) > limit:
         out.print(f"… and {len(surprises) - limit} more surprises", style="dim")
+    for case in shown:  # as expected; those that were told above have said so
+        if case not in told and (said := memory.exhausted(case)) is not None:
+            out.print(Text(words.line(f"{case.id}: {said}", 1000), style="dim"), soft_wrap=True)
     if any(words.emulated(case) for case in shown):
         out.print("E: fp16 emulated, so it has no memory of its own", style="dim")
 

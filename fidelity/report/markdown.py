@@ -23,6 +23,7 @@ def render(run: RunResult) -> str:
     sections = [
         _verdict(run),
         _surprises(run),
+        memory.section(run),
         _recommended(run),
         _costs(run),
         _checks(run),

@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 
 from fidelity.memory import law
-from fidelity.records import CaseResult, DecodePlan, MemoryTrace, RunResult, Stage
+from fidelity.records import CaseResult, DecodePlan, Holding, MemoryTrace, RunResult, Stage
 from fidelity.report import words
+from fidelity.report.comment import code, text
 
 LEVELS = 36**2 - 1
 """What was alive over time is written with two digits of base 36 a share, the most alive being the largest: a picture
 needs no more, and the exact figures stand in results.json."""
+MOST_RAN_OUT = 10
 MOST_BARS = 96
 LEAST_SHARE = 1000
 """What was less than this part of the peak is counted, not listed."""
@@ -28,9 +30,21 @@ def exhausted(case: CaseResult) -> str | None:
         return None
     place = found.stage + (f" ({words.line(found.module, 120)})" if found.module else "")
     asked = f"{words.size(found.requested_bytes)} asked for" if found.requested_bytes is not None else "no size told"
-    alive = f" with {words.size(found.alive_bytes)} alive" if found.alive_bytes is not None else ""
-    limit = f"limit {words.size(found.limit_bytes)}" if found.limit_bytes is not None else "no limit but the machine's"
+    alive = f" with {words.size(found.alive_bytes)} alive, weights included" if found.alive_bytes is not None else ""
+    limit = "no limit but the machine's"
+    if found.limit_bytes is not None:
+        limit = f"limit {words.size(found.limit_bytes)} beyond the loaded model"
     return f"memory ran out in {place}: {asked}{alive}, {limit}; {_fits(case)}"
+
+
+def section(run: RunResult) -> list[str]:
+    """Of summary.md: where memory ran out as the suite expects; surprises say so themselves."""
+    found = [(case, said) for case in run.cases if not case.surprise and (said := exhausted(case)) is not None]
+    if not found:
+        return []
+    lines = [f"- {code(case.id)}: {text(said, 600)}" for case, said in found[:MOST_RAN_OUT]]
+    rest = [f"- … and {len(found) - MOST_RAN_OUT} more in `report.html`"] if len(found) > MOST_RAN_OUT else []
+    return ["### Out of memory, as expected", "", *lines, *rest]
 
 
 def laws(run: RunResult) -> dict[str, str]:
@@ -90,8 +104,9 @@ class Compact:
         built |= {"most": most, "timeline": _digits(trace.timeline, most)}
         built["layers"] = {kind: _digits(held, most) for kind, held in trace.layers.items() if any(held)}
         if trace.peak is not None:
-            shown = [one for one in trace.peak.held if one.bytes * LEAST_SHARE >= trace.peak.bytes]
-            built["peak"] |= {"held": msgspec.to_builtins(shown), "smaller": len(trace.peak.held) - len(shown)}
+            built["peak"] |= _held(trace.peak.held, trace.peak.bytes)
+        if trace.exhausted is not None:
+            built["exhausted"] |= _held(trace.exhausted.held, trace.exhausted.alive_bytes or 0)
         if trace.transfers is not None:
             built["transfers"]["resident"] = _digits(trace.transfers.resident, most)
         return built
@@ -107,6 +122,12 @@ class Compact:
 def is_after(stage: Stage) -> bool:
     """Whether it is one of the steps of a server after the decode."""
     return stage.name in ("convert", "encode") and bool(stage.part)
+
+
+def _held(held: tuple[Holding, ...], alive: int) -> dict[str, Any]:
+    """Those that count, and how many do not."""
+    shown = [one for one in held if one.bytes * LEAST_SHARE >= alive]
+    return {"held": msgspec.to_builtins(shown), "smaller": len(held) - len(shown)}
 
 
 def _stage(stage: Stage) -> dict[str, Any]:

@@ -218,8 +218,9 @@ def ran_out(**changes):
 
 def test_running_out_is_one_line():
     assert memory.exhausted(ran_out()) == (
-        "memory ran out in tile (decoder.up_blocks.2.resnets.1.conv1): 12.0 MiB asked for with 44.0 MiB alive, limit "
-        "48.0 MiB; fits: reference-kl/photo-pair/bf16-upcast0-slice1-t8o0.25-none (15.0 MiB predicted)"
+        "memory ran out in tile (decoder.up_blocks.2.resnets.1.conv1): 12.0 MiB asked for with 44.0 MiB alive, "
+        "weights included, limit 48.0 MiB beyond the loaded model; "
+        "fits: reference-kl/photo-pair/bf16-upcast0-slice1-t8o0.25-none (15.0 MiB predicted)"
     )
     assert memory.exhausted(sample.judged()) is None
     assert memory.exhausted(sample.judged(memory=None)) is None
@@ -247,6 +248,14 @@ def test_every_rendering_says_it():
     assert markdown.render(run).replace("\\", "").count("memory ran out in tile") == 1
     element = XML.fromstring(junit.render(run).encode()).find(".//testcase/error")
     assert line in element.text
+    expected = RunResult(
+        {}, {}, cases=(msgspec.structs.replace(case, surprise=False, expected="error"), sample.judged())
+    )
+    stream = io.StringIO()
+    console.table(expected, stream=stream)
+    assert stream.getvalue().count(f"{case.id}: {line}") == 1
+    assert "Out of memory, as expected" in markdown.render(expected)
+    assert markdown.render(expected).replace("\\", "").count("memory ran out in tile") == 1
     assert line in junit.render(RunResult({}, {}, cases=(msgspec.structs.replace(case, surprise=False),))), (
         "as a property"
     )

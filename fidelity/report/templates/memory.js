@@ -12,8 +12,8 @@ function memory(detail, row) {
   const trace = traceOf(detail);
   const box = el("div", { class: "memory" }, el("h3", {}, "Memory and time"));
   if (trace?.exhausted) box.append(exhausted(trace.exhausted, row));
-  if (trace?.reason) box.append(el("p", { class: "soft" }, trace.reason));
-  if (trace?.peak) box.append(el("p", { class: "lead" }, peakWords(trace.peak)));
+  else if (trace?.reason) box.append(el("p", { class: "soft" }, trace.reason));
+  if (trace?.peak) box.append(el("p", { class: "lead" }, peakWords(trace)));
   const figures = MEMORY.filter(([key]) => trace?.[key] !== undefined);
   if (figures.length) box.append(el("ul", { class: "peaks" }, ...figures.map(([key, name, about]) =>
     el("li", {}, el("span", {}, name), el("b", {}, bytes(trace[key])), el("small", {}, about)))));
@@ -48,9 +48,10 @@ function times(detail, row) {
   return detail.memory?.method ? [...pairs, ["memory measured by", detail.memory.method]] : pairs;
 }
 
-function peakWords(peak) {
+function peakWords({ peak, exhausted: stopped }) {
   const where = peak.module ? ` in ${peak.module}` : "";
-  return `Most was alive in stage ${peak.stage}, while ${peak.operator || "something"} ran${where}.`;
+  const most = stopped ? "Until it ran out, most" : "Most";
+  return `${most} was alive in stage ${peak.stage}, while ${peak.operator || "something"} ran${where}.`;
 }
 
 function pictureWords(trace) {
@@ -148,8 +149,9 @@ function offloaded(trace) {
 /** Where memory ran out, and the plan that fits. */
 function exhausted(found, row) {
   const asked = found.requested_bytes === undefined ? "" : `: ${bytes(found.requested_bytes)} asked for`;
-  const alive = found.alive_bytes === undefined ? "" : ` with ${bytes(found.alive_bytes)} alive`;
-  const limit = found.limit_bytes === undefined ? "no limit but the machine's" : `limit ${bytes(found.limit_bytes)}`;
+  const alive = found.alive_bytes === undefined ? "" : ` with ${bytes(found.alive_bytes)} alive, weights included`;
+  const limit = found.limit_bytes === undefined ? "no limit but the machine's"
+    : `limit ${bytes(found.limit_bytes)} beyond the loaded model`;
   const place = `${found.stage}${found.module ? ` (${found.module})` : ""}`;
   const other = found.fits && (byId.get(found.fits) ?? page.cases.find((one) => one.plan === found.fits &&
     one.axes.model === row.axes.model && one.axes.latents === row.axes.latents));
