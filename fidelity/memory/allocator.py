@@ -144,8 +144,7 @@ class Traced:
         """Why the recording gives no figure, or None."""
         if self.recording.reason is not None or not self.recording.allocations:
             return self.recording.reason or NO_EVENTS
-        lives = [(one.born, one.gone, one.bytes) for one in self.recording.allocations]
-        return sums.disagreement(lives, self.recording.totals)
+        return sums.disagreement(self.recording.alive, self.recording.totals)
 
     def kinds(self) -> dict[int, Any]:
         decode = self.recording.calls.get("fidelity:decode", ())

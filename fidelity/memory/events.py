@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, Literal
 
 from fidelity.lazy import torch
+from fidelity.memory import sums
 
 PREFIX = "fidelity:"
 MODULE = "fidelity:module:"
@@ -108,7 +109,7 @@ class Recording:
                 stack.pop()
                 if opened and call is not None:
                     call.stop = len(changes)
-        self.alive = list(accumulate(change for _, change in changes))
+        self.alive = sums.line(((one.born, one.gone, one.bytes) for one in self.allocations), len(changes))
 
 
 class _Book:
@@ -137,8 +138,9 @@ class _Book:
         if self.counted is None:
             self.counted = total - size
         if size > 0:
-            if pointer in self.living:  # its release was not seen; the check of the sums will say so
-                to.allocations[self.living[pointer]].gone = now
+            if pointer in self.living:
+                lost = to.allocations[self.living[pointer]]
+                lost.gone, to.reason = now, f"the release of {lost.bytes} bytes went unseen before event {now}"
             number = self.living[pointer] = len(to.allocations)
             to.changes.append((number, size))
             to.allocations.append(Allocation(size, pointer, now, call))

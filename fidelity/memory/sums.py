@@ -6,29 +6,24 @@ of stages' own peaks, which may be far apart in time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import accumulate
 
 
-def simultaneous(intervals: Iterable[tuple[int, int | None, int]]) -> int:
-    """The largest sum of bytes alive at once, of (born, gone, bytes): alive from `born` on, no longer at `gone`.
-
-    None: it is never gone. At one and the same instant what goes makes room before what comes.
-    """
-    changes = [(born, size) for born, _, size in intervals]
-    changes += [(gone, -size) for _, gone, size in intervals if gone is not None]
-    changes.sort()  # of one instant, releases first: they are negative
-    return max(accumulate((size for _, size in changes), initial=0))
-
-
-def disagreement(intervals: Sequence[tuple[int, int | None, int]], totals: list[int]) -> str | None:
-    """Why the two countings are not of one and the same memory, or None. `totals`: by instant, what was counted."""
-    changes = [0] * len(totals)
+def line(intervals: Iterable[tuple[int, int | None, int]], instants: int) -> list[int]:
+    """Bytes alive from each of so many instants on, of (born, gone, bytes): from `born` on, no longer at `gone`, which
+    is None where it never goes. Its largest value is the largest simultaneous sum."""
+    changes = [0] * instants
     for born, gone, size in intervals:
         changes[born] += size
         if gone is not None:
             changes[gone] -= size
-    lives = list(accumulate(changes))
+    return list(accumulate(changes))
+
+
+def disagreement(lives: list[int], totals: list[int]) -> str | None:
+    """Why two countings are not of one and the same memory, or None: by instant, the bytes alive by `line`, and what
+    the allocator itself counted."""
     if lives == totals:
         return None
     instant = next(index for index, (alive, total) in enumerate(zip(lives, totals)) if alive != total)

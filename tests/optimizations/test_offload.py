@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fidelity.errors import EvaluationError
-from fidelity.optimizations import apply_plan
+from fidelity import registry, suite
+from fidelity.errors import EvaluationError, SuiteError
+from fidelity.optimizations import apply_plan, observe
 from fidelity.records import OFFLOADS, DecodePlan, Tiling
-from tests.optimizations.small import MODEL, decode, model_with
+from tests.optimizations.small import MODEL, build, decode, latents, model_with
+
+SUITES = Path(__file__).parents[2] / "suites"
 
 MODES = [mode for mode in OFFLOADS if mode != "none"]
 MOVING = ("sequential", "disk")
@@ -43,7 +46,12 @@ def test_bit_equal_to_the_plain_decode_and_proved(module, mode, dtype):
         if name.startswith(("decoder.", "post_quant_conv."))
     )
     size = 4 if dtype == "fp32" else 2
-    assert receipt["moved_bytes"] == (weights * size if mode in MOVING else 0)
+    assert receipt["moved_bytes"] == receipt["returned_bytes"] == (weights * size if mode in MOVING else 0)
+    whole = sum(weight.numel() for weight in module.parameters()) * size
+    assert receipt["waiting_bytes"] == (whole if mode == "sequential" else 0)  # in files, or where they compute
+    assert (receipt["resident_bytes"] == whole) is (mode not in MOVING)
+    assert 0 < receipt["resident_bytes"] <= whole
+    assert receipt["seconds"] > 0
     assert (receipt["note"] is None) is (mode in MOVING)
 
 
@@ -165,3 +173,53 @@ def test_offload_of_an_offloaded_module_is_refused(module, mode):
 def test_group_offload_of_a_module_that_has_none_is_a_clean_error():
     with pytest.raises(EvaluationError, match="Linear has no enable_group_offload"):
         apply_plan(torch.nn.Linear(1, 1), DecodePlan(offload="group_leaf"), model=MODEL, device="cpu").__enter__()
+
+
+# ---------------------------------------------------------------- a stream
+
+
+def why(plan):
+    return registry.OPTIMIZATIONS.get("offload_stream").inapplicable(True, plan, MODEL, (1, 4, 16, 16))
+
+
+def test_a_stream_brings_in_groups_only():
+    assert why(DecodePlan(offload="group_leaf")) is None
+    assert why(DecodePlan(offload="group_block")) is None
+    assert "no groups" in why(DecodePlan(offload="sequential"))
+    assert "no groups" in why(DecodePlan())
+    with pytest.raises(SuiteError, match="write true"):
+        registry.OPTIMIZATIONS.get("offload_stream").inapplicable(
+            2, DecodePlan(offload="group_leaf"), MODEL, (1, 4, 16, 16)
+        )
+
+
+def test_on_a_cpu_a_stream_is_not_applicable_and_elsewhere_it_is():
+    plain = suite.load(SUITES / "smoke.toml", registry)
+    streamed = suite.with_plan(plain, suite.parse_plan("offload=group_leaf,offload_stream", registry))
+    assert all(case.not_applicable is None for case in suite.on(streamed, "cuda").cases)
+    with pytest.raises(SuiteError, match=r"nothing to judge.*offload_stream: a stream copies to an accelerator"):
+        suite.on(streamed, "cpu")
+    assert suite.on(plain, "cpu") is plain
+
+
+def test_a_stream_on_a_cpu_is_refused_and_nothing_is_left(module):
+    plan = DecodePlan(offload="group_leaf", options={"offload_stream": True})
+    with pytest.raises(EvaluationError, match="need an accelerator"):
+        decode(module, plan)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("mode", ["group_block", "group_leaf"])
+def test_a_stream_moves_weights_from_pinned_copies(mode):
+    part = build().to("cuda")
+    plan = DecodePlan(offload=mode, options={"offload_stream": True})
+    z = latents(1, 16, 16).to("cuda")
+    with torch.no_grad():
+        plain = MODEL.family.decode(part, z)
+        with apply_plan(part, plan, model=MODEL, device="cuda") as proofs, observe(part, MODEL) as seen:
+            sample = MODEL.family.decode(part, z)
+            receipts = {name: prove(seen) for name, prove in proofs.items()}
+    assert torch.equal(sample, plain)
+    assert receipts["offload_stream"]["engaged"] is True
+    assert receipts["offload"]["moved_bytes"] > 0
+    assert receipts["offload"]["waiting_bytes"] > 0
