@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -104,9 +107,15 @@ def test_a_clip_is_sent_whole(size):
 
 @pytest.fixture(scope="module")
 def large():
-    """2048² in fp32, and how many pixels that is."""
-    response._KEPT.clear()
-    return response.stages(sample_of(1, 3, LARGE, LARGE), RANGE, held_bytes=7), LARGE * LARGE
+    """2048² in fp32, and how many pixels that is; in a process of its own, whose heap has no holes of other tests."""
+    code = (
+        "from tests.test_response import *\n"
+        "torch.set_num_threads(1)\n"
+        "found = response.stages(sample_of(1, 3, LARGE, LARGE), RANGE, held_bytes=7)\n"
+        "sys.stdout.buffer.write(msgspec.json.encode(found))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=Path(__file__).parents[1])
+    return msgspec.json.decode(done.stdout, type=tuple[Stage, ...]), LARGE * LARGE
 
 
 @pytest.mark.slow
