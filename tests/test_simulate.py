@@ -14,7 +14,7 @@ import fidelity.models  # noqa: F401  registers
 from fidelity import optimizations, registry
 from fidelity.errors import EvaluationError, ModelError
 from fidelity.memory import allocator, attention, caching, law, layouts, profiler, repeat, schedule
-from fidelity.memory.ledger import Holding, Ledger
+from fidelity.memory.ledger import Holding, Ledger, Script
 from fidelity.memory.simulate import simulate
 from fidelity.models import configs
 from fidelity.optimizations.weights import kept_in_fp32
@@ -43,7 +43,7 @@ def walk(module_of, decode, shape, dtype=torch.float32, device="cpu", **how):
     return ledger, weights
 
 
-def predicted(model, shape, plan=None, *, dtype=torch.float32, device="cpu", offload="none"):
+def predicted(model, shape, plan=None, *, dtype=torch.float32, device="cpu", offload="none", **how):
     plan = plan or DecodePlan()
     return walk(
         lambda: model.family.build(model.config),
@@ -54,6 +54,7 @@ def predicted(model, shape, plan=None, *, dtype=torch.float32, device="cpu", off
         offload=offload,
         decoder=model.family.decoder,
         applied=lambda module: optimizations.apply_plan(module, plan, model=model, device=device),
+        **how,
     )
 
 
@@ -273,7 +274,92 @@ def test_shortcuts_change_no_figure(monkeypatch):
     assert caching.reserved_bytes(quick.events) == caching.reserved_bytes(slow.events)
 
 
-def test_a_decoder_that_keeps_a_cache_is_never_replayed():
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["small-wan", "small-magvit", "small-hunyuan-video15"])
+def test_shortcuts_change_no_figure_of_videos_with_caches_or_masks(name, monkeypatch):
+    model = registry.MODELS.get(name)
+    shape, plan = (1, model.geometry.latent_channels, 5, 12, 12), DecodePlan(tiling=Tiling(8, 0.25))
+    quick, _ = predicted(model, shape, plan, device="cuda")
+    monkeypatch.setattr(repeat, "few_rows", lambda module: nullcontext())
+    monkeypatch.setattr(repeat, "replayed", lambda *_: nullcontext())
+    slow, _ = predicted(model, shape, plan, device="cuda")
+    assert (quick.peak, quick.largest) == (slow.peak, slow.largest)
+    assert [(span.name, span.peak) for span in quick.closed] == [(span.name, span.peak) for span in slow.closed]
+    assert caching.reserved_bytes(quick.events) == caching.reserved_bytes(slow.events)
+
+
+@pytest.mark.slow
+def test_what_one_size_shows_of_calls_holds_for_another():
+    plan, memo = DecodePlan(tiling=Tiling(8, 0.25)), {}
+    model = registry.MODELS.get("small-wan")
+    for side in (14, 20):
+        shape = (1, model.geometry.latent_channels, 3, side, side)
+        fresh, _ = predicted(model, shape, plan, device="cuda")
+        known, _ = predicted(model, shape, plan, device="cuda", memo=memo)
+        assert (known.peak, known.largest) == (fresh.peak, fresh.largest)
+        assert caching.reserved_bytes(known.events) == caching.reserved_bytes(fresh.events)
+
+
+class Counted(nn.Module):
+    """Keeps its last input as a cache, in an attribute; says how often it was run."""
+
+    runs: list[int] = []  # noqa: RUF012  of the class: no part of what a call leaves in the module
+
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, x):
+        self.runs.append(1)
+        kept, self.last = self.last, x + 1
+        return x * 2 if kept is None else x * 2 + kept
+
+
+class Framewise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decoder = Counted()
+
+
+def test_a_cache_in_an_attribute_is_carried_on():
+    ran, held = [], []
+
+    def decode(module, x):
+        Counted.runs.clear()
+        for _ in range(9):
+            module.decoder(x)
+        ran.append(len(Counted.runs))
+        held.append(module.decoder.last)
+        return x.clone()
+
+    quick, _ = walk(Framewise, decode, (1, 1024), decoder=lambda module: module.decoder)
+    assert held.pop().shape == (1, 1024)
+    slow, _ = walk(Framewise, decode, (1, 1024))
+    held.clear()
+    assert ran[0] < ran[1] == 9
+    assert quick.peak == slow.peak
+    assert [change for _, change in quick.events if abs(change) == 4096] == [
+        change for _, change in slow.events if abs(change) == 4096
+    ]
+
+
+def test_a_script_is_booked_as_it_was():
+    ledger, script = Ledger(), Script(((0, Holding(50, "a")), (~0, None), (1, Holding(30, "b")), (0, None)), (20,))
+    old = ledger.hold(Holding(20, "old"))
+    assert (script.rise, dict(script.stays)) == (60, {1: Holding(30, "b")})
+    stays = ledger.play(script, [old])  # the worst so far: instant by instant
+    assert (ledger.peak, ledger.alive) == (80, 30)
+    ledger.release(stays[1])
+    top = ledger.hold(Holding(500, "top"))
+    ledger.release(top)
+    with ledger.span("tile") as span:
+        stays = ledger.play(script, [ledger.hold(Holding(20, "old"))])  # below it: at once
+    assert (ledger.peak, ledger.alive, span.peak) == (500, 30, 80)
+    ledger.release(stays[1])
+    assert sum(change for _, change in ledger.events) == ledger.alive == 0
+
+
+def test_a_decoder_that_grows_what_it_keeps_is_never_replayed():
     class Caching(nn.Module):
         def __init__(self):
             super().__init__()
@@ -385,6 +471,100 @@ def test_blocks_are_those_of_diffusers():
     assert mine == theirs
 
 
+def moves_of_diffusers(module, calls):
+    """Onloads and offloads of a block-level offload with a stream, by diffusers' own hooks, its moves noted only."""
+    from diffusers.hooks import group_offloading as theirs
+
+    seen: list[tuple[str, str]] = []
+    config = theirs.GroupOffloadingConfig(
+        onload_device=torch.device("cpu"), offload_device=torch.device("cpu"), non_blocking=True, record_stream=False,
+        offload_type=theirs.GroupOffloadingType.BLOCK_LEVEL, low_cpu_mem_usage=True, num_blocks_per_group=1,
+        stream=Stream(), block_modules=module._group_offload_block_modules,
+    )  # fmt: skip
+    names = {id(part): path for path, part in module.named_modules()}
+    with pytest.MonkeyPatch.context() as patch:
+        # on a CPU what was prefetched looks as if it were away, and is fetched again: no move on a GPU
+        here: set[str] = set()
+
+        def note(way):
+            def noted(group):
+                name = names[id(group.offload_leader)]
+                if (name in here) is (way == "out"):
+                    seen.append((way, name))
+                here.symmetric_difference_update({name} if (name in here) is (way == "out") else ())
+
+            return noted
+
+        patch.setattr(theirs.ModuleGroup, "onload_", note("in"))
+        patch.setattr(theirs.ModuleGroup, "offload_", note("out"))
+        theirs._apply_group_offloading(module, config)
+        seen.clear()
+        here.clear()
+        calls(module)
+    return seen
+
+
+class Stream:
+    def synchronize(self):
+        pass
+
+
+@pytest.mark.slow
+def test_a_stream_prefetches_in_diffusers_order():
+    def calls(module):
+        with torch.no_grad():
+            for _ in range(3):
+                module.decode(torch.zeros(1, 4, 4, 4))
+
+    module = KL.load()
+    ledger, mine = Ledger(), []
+    hold, release = ledger.hold, ledger.release
+    paths: dict[int, str] = {}
+
+    def noted_hold(holding):
+        number = hold(holding)
+        paths[number] = holding.module
+        mine.append(("in", holding.module))
+        return number
+
+    def noted_release(number):
+        mine.append(("out", paths[number]))
+        release(number)
+
+    ledger.hold, ledger.release = noted_hold, noted_release
+    with pytest.MonkeyPatch.context() as patch:  # on this machine the weights lie on the CPU, as if it were a device
+        patch.setattr(schedule.torch, "device", lambda *_: type("Device", (), {"type": "cuda"}))
+        with schedule.residency(module, "group_block", "cuda", ledger, stream=True):
+            patch.undo()
+            calls(module)
+    squeezed = [move for move, before in zip(mine, [None, *mine]) if move != before]  # a group has many weights
+    theirs = [move for move in moves_of_diffusers(KL.load(), calls) if move[1].startswith(("decoder", "post_quant"))]
+    assert squeezed == theirs
+    blocks = [f"decoder.up_blocks.{index}" for index in range(2)]
+    first, second = (squeezed.index(("in", block)) for block in blocks)
+    assert ("out", blocks[0]) in squeezed[first:second], "the first call fetches one at a time"
+    begins = [place for place, move in enumerate(squeezed) if move == ("in", "decoder")][1]
+    again = squeezed[begins:]
+    assert again.index(("in", blocks[1])) < again.index(("out", blocks[0])), "from the second on two are there"
+
+
+@pytest.mark.slow
+def test_a_stream_holds_two_blocks_of_many_tiles_and_pins_copies():
+    plan, shape = DecodePlan(tiling=Tiling(8, 0.25)), (1, 4, 20, 20)
+    alone, _ = predicted(KL, shape, plan, device="cuda", offload="group_block")
+    ahead, _ = predicted(KL, shape, plan, device="cuda", offload="group_block", stream=True)
+    assert ahead.peak > alone.peak
+    once, _ = predicted(KL, (1, 4, 8, 8), device="cuda", offload="group_block")
+    first, _ = predicted(KL, (1, 4, 8, 8), device="cuda", offload="group_block", stream=True)
+    assert first.peak == once.peak  # one call: the order is not known yet
+    module = KL.load()
+    pinned = schedule.pinned_bytes(module, "group_leaf")
+    assert schedule.weights_bytes(module) <= pinned < 2 * schedule.weights_bytes(module)
+    for mode, device in (("none", "cuda"), ("group_block", "cpu")):
+        with pytest.raises(EvaluationError, match="a stream brings groups to a GPU"):
+            predicted(KL, (1, 4, 8, 8), device=device, offload=mode, stream=True)
+
+
 def test_blocks_that_a_decode_never_brings_in_are_refused():
     model = plain(TINY, Geometry(spatial=8, latent_channels=4))
     with pytest.raises(EvaluationError, match=r"group_block: decode runs decoder.*choose group_leaf"):
@@ -427,6 +607,54 @@ def test_the_law_is_a_line_of_least_squares():
     assert law.fit({(1, 1): 100, (1, 2): 100, (1, 3): 160}).largest_error > 0.05
     with pytest.raises(ValueError, match="two sizes"):
         law.fit({(10, 20): 1, (20, 10): 2})
+
+
+def test_each_stage_has_a_line_and_the_law_is_the_largest():
+    found = law.fit_stages({(10, side): {"tile": 1000 + side, "assemble": 100 + 10 * side} for side in (10, 20, 200)})
+    assert found.peak(10, 50) == 1050
+    assert found.peak(10, 1000) == 10_100
+    assert (found.constant_bytes, found.bytes_per_pixel) == (100, 1.0)  # of what leads at the largest size
+    assert found.pixels(10_100) == 10_000
+    assert found.pixels(500) == 0  # a tile alone needs more
+    assert [(size, share) for size, _, _, share in found.rows()] == [("10x10", 0.0), ("10x20", 0.0), ("10x200", 0.0)]
+
+
+def test_a_constant_has_the_values_that_its_source_says_and_nothing_else_has():
+    def decode(module, latents):
+        steps = torch.tensor([1008, 512], device=latents.device)
+        last = torch.where(steps == steps[1])[0]
+        return latents[..., : int(steps[0]) - 1006] * int(last == len(steps) - 1) + torch.arange(
+            2, device=latents.device
+        )
+
+    for device in ("cpu", "cuda"):
+        _, sample, _ = simulate(nn.Identity, decode, (1, 8), dtype=torch.float32, device=device, keep_fp32=kept_in_fp32)
+        assert sample == (1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["small-rae", "small-consistency"])
+def test_decodes_that_ask_for_constants_are_the_allocators(name):
+    model = registry.MODELS.get(name)
+    if model.family.absent() is not None:
+        pytest.skip(str(model.family.absent()))
+    shape = (1, model.geometry.latent_channels, *(model.geometry.size or (16, 16)))
+    ledger, _ = predicted(model, shape)
+    assert ledger.peak == pytest.approx(measured(model, shape).allocated_peak_bytes, rel=0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_attention_that_is_not_compiled_holds_all_its_scores():
+    pytest.importorskip("diffusers.models.autoencoders.ltx2_diffusion_decoder")
+    from tests.models.test_videos_strided import TINY_DIFFUSION
+
+    family = FAMILIES.get("LTX2VideoDiffusionDecoderModel")
+    model = family.describe("tiny", TINY_DIFFUSION, lambda: None)
+    shape = (1, 8, 2, 8, 8)
+    ledger, _ = predicted(model, shape)
+    assert ledger.peak == pytest.approx(measured(model, shape).allocated_peak_bytes, rel=0.1)
+    # traced by dynamo first, the same operators let go of some tensors later
 
 
 def test_a_decode_that_asks_for_a_value_is_refused_in_one_line():

@@ -8,7 +8,8 @@ mask, else the memory-efficient kernel, else plain products, where channels are 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -18,9 +19,25 @@ FLASH_CHANNELS = 256
 ALIGNED_BYTES = 16
 
 
-def kernels(device: str) -> AbstractContextManager[Any]:
+DIRECT = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+"""torch's switch by which flex_attention outside of torch.compile is not traced first: the operators are the same."""
+
+
+@contextmanager
+def kernels(device: str) -> Iterator[None]:
     """A context in which attention on fake CUDA tensors goes to the kernel that a device would take."""
-    return _mode()() if torch.device(device).type == "cuda" else nullcontext()
+    import torch.nn.attention.flex_attention as flex
+
+    before = getattr(flex, DIRECT, False)
+    setattr(flex, DIRECT, True)
+    try:
+        if torch.device(device).type == "cuda":
+            with _mode()():
+                yield
+        else:
+            yield
+    finally:
+        setattr(flex, DIRECT, before)
 
 
 def choose(query: Any, value: Any, mask: Any) -> str:
@@ -30,6 +47,17 @@ def choose(query: Any, value: Any, mask: Any) -> str:
         return "flash"
     aligned = all(tensor.shape[-1] * tensor.element_size() % ALIGNED_BYTES == 0 for tensor in (query, value))
     return "efficient" if aligned and query.ndim == 4 else "math"
+
+
+def unfused(mode: type[Any]) -> None:
+    """Have flex_attention, where this dispatch mode is on, run as it does on any device without torch.compile: its
+    scores in full. (An operator of higher order asks each mode for a rule.)"""
+    from torch._higher_order_ops.flex_attention import flex_attention, sdpa_dense
+
+    @flex_attention.py_impl(mode)
+    def dense(active: Any, *args: Any, **kwargs: Any) -> Any:
+        with active:
+            return sdpa_dense(*args, **kwargs)
 
 
 @cache

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fidelity.errors import ModelError
 from fidelity.lazy import torch
 from fidelity.memory import attention, layouts, repeat, schedule, workspace
+from fidelity.memory.constants import Constants
 from fidelity.memory.ledger import Holding, Ledger
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def simulate(
     with _by_shapes_alone(), fake, torch.no_grad(), ExitStack() as stack:
         # weights may be made of constants of the class's file, which are real; a decode that meets such hides some
         fake.allow_non_fake_inputs = True
-        module = build()
+        with _drawing_nothing():
+            module = build()
         fake.allow_non_fake_inputs = False
         place(module, dtype, device, keep_fp32)
         weights = schedule.weights_bytes(module)
@@ -96,6 +98,21 @@ def _by_shapes_alone() -> Iterator[None]:
             raise
         said = f"the model's code asks the device itself ({line})"
         raise ModelError(f"{said}, so shapes alone do not tell what it needs: decode it there to measure") from error
+
+
+@contextmanager
+def _drawing_nothing() -> Iterator[None]:
+    """Initial weights are drawn until none is out of bounds, and asked for that; here there are none to ask."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Undrawn(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
+                return False
+            return func(*args, **(kwargs or {}))
+
+    with Undrawn():
+        yield
 
 
 def place(module: nn.Module, dtype: torch.dtype, device: str, keep_fp32: Callable[[nn.Module, str], bool]) -> None:
@@ -137,6 +154,7 @@ def _follower() -> type[Any]:
             self.ends: dict[int, Any] = {}
             """What happens when Python lets go of a storage."""
             self.once = workspace.Once()
+            self.constants = Constants()
             self.looks = True
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -146,7 +164,7 @@ def _follower() -> type[Any]:
             for tensor in _tensors(args):  # what the decode was given, and what other modes made
                 if _key(tensor) not in self.known:
                     self._know(tensor)
-            out = layouts.as_made(func, args, func(*args, **kwargs))
+            out = layouts.as_made(func, args, self.constants.run(func, args, kwargs))
             made = [tensor for tensor in _tensors((out,)) if self._is_new(tensor)]
             if not made:
                 return out
@@ -212,6 +230,7 @@ def _follower() -> type[Any]:
             """The ledger's number of a tensor's storage."""
             return self.known.get(_key(tensor))
 
+    attention.unfused(Follower)
     return Follower
 
 

@@ -14,6 +14,7 @@ import msgspec
 from fidelity.errors import IllegalTiling, ModelError
 from fidelity.lazy import torch
 from fidelity.models.base import _first, whole
+from fidelity.models.shapes import is_fake
 from fidelity.models.strided import StridedFamily
 from fidelity.records import Geometry, TileAxis, TileGrid, Tiling
 from fidelity.registry import FAMILIES
@@ -90,7 +91,8 @@ class LTX2DiffusionFamily(StridedFamily):
 
     def decode(self, module: Any, latents: torch.Tensor) -> torch.Tensor:
         """As the pipeline does, with a generator of a fixed seed."""
-        generator = torch.Generator(latents.device).manual_seed(0)
+        # a device that is not there has no generator, and shapes need none of it
+        generator = torch.Generator("cpu" if is_fake(latents) else latents.device).manual_seed(0)
         return _first(module.decode(latents, generator=generator), ("sample",))
 
     def decoder(self, module: Any) -> Any:
