@@ -484,7 +484,7 @@ def test_memory_is_drawn_by_kind_under_its_stages(visit, report):
     assert (bottom, areas[0][3:]) == (1000, [0, len(trace.timeline)])
     # the axis ends 6 % above the peak
     assert 1000 - top == pytest.approx(1000 / 1.06, abs=1)
-    assert page.locator(".bands .band").all_inner_texts() == [
+    assert page.locator(".bands .stretch").all_inner_texts() == [
         *(f"tile {n} of 4" for n in range(1, 5)),
         "assemble",
         "convert",

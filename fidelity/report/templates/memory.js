@@ -138,7 +138,7 @@ function offloaded(trace) {
     const picture = el("div", { class: "areas low" }, drawing, ...rulers(top * 1.06, 3));
     picture.querySelector("title").textContent =
       `Weights resident over the decode: ${bytes(Math.min(...moved.resident))} to ${bytes(top)}`;
-    out.push(el("p", { class: "label" }, "Weights resident over the decode"), el("div", { class: "frame" }, picture));
+    out.push(el("p", { class: "label" }, "Weights resident over the decode"), el("div", { class: "axis" }, picture));
   }
   out.push(facts([["brought in", `${bytes(moved.bytes_in)} in ${plural(moved.onloads, "transfer")}`],
     ["sent away", `${bytes(moved.bytes_out)} in ${plural(moved.offloads, "transfer")}`],

@@ -50,7 +50,7 @@ function timeline(trace) {
   plot.addEventListener("pointerleave", () => { hair.hidden = true; readout.textContent = idle; });
   return el("div", { class: "memline" }, el("p", { class: "label" },
     "Bytes alive, weights included, in the order of the allocator's events"),
-  el("div", { class: "frame" }, trace.spans?.length ? bands(trace.spans, alive.length) : null, plot), readout);
+  el("div", { class: "axis" }, trace.spans?.length ? bands(trace.spans, alive.length) : null, plot), readout);
 }
 
 /** One step-shaped area a kind, each on top of those before it. */
@@ -92,7 +92,7 @@ function bands(spans, count) {
     const name = spanName(spans, part);
     const wide = (part.stop - part.start) / count;
     const label = wide > 0.009 * name.length ? name : wide > 0.1 ? part.name : "";
-    const band = el("span", { class: `band s-${part.name}`, title: name }, label);
+    const band = el("span", { class: `stretch s-${part.name}`, title: name }, label);
     band.style.left = `${(100 * part.start) / count}%`;
     band.style.width = `${100 * wide}%`;
     row.append(band);
