@@ -15,24 +15,24 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fidelity import admission, optimizations, serving
 from fidelity.admission import Concurrency, Way
-from fidelity.errors import EvaluationError, RequestError
+from fidelity.bench import AT_ONCE, Alone, Bench
+from fidelity.errors import RequestError
 from fidelity.latents import unscale
 from fidelity.lazy import torch
-from fidelity.memory import allocator, cuda, threads
+from fidelity.memory import cuda, threads
 from fidelity.memory.available import available_bytes
 from fidelity.memory.resident import resident_peak
 from fidelity.optimizations.precision import is_emulated
 from fidelity.prediction import in_units
 from fidelity.records import DecodePlan, Model
-from fidelity.runner import Runner
 from fidelity.serving import Processes, Served
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 ROUNDS = 5
 SIDE = 32
@@ -73,7 +73,7 @@ def measure(
             for _ in range(rounds):
                 _round(bench, measured, held, pool)
         bench.compare([bench.serve(bench.latents[0])], "alone, after those at once,")
-        written = bench.written() if bench.spoiled else ()
+        written = bench.written() if bench.spoiled else ""
     return _concluded(bench, alone, measured, way, held, available, written)
 
 
@@ -125,98 +125,6 @@ def _standing_in(size: int, device: str) -> Iterator[int]:
     del buffer
 
 
-# ---------------------------------------------------------------- one after another
-
-
-@dataclass
-class Alone:
-    """Single decodes: the largest peaks beside the weights of decode and conversion, and the seconds of each."""
-
-    decode: list[int] = field(default_factory=list)
-    convert: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    reason: str | None = None
-
-
-class Bench:
-    """One instance under the plan, the latents, what each of them gives alone, and what was found."""
-
-    def __init__(self, model: Model, plan: DecodePlan, device: str, latents: list[Tensor]):
-        self.model, self.plan, self.device, self.latents = model, plan, device, latents
-        self.dtype = str(latents[0].dtype).removeprefix("torch.")
-        self.expected: list[Any] = []
-        self.spoiled: dict[str, list[float | str]] = {}
-        """By when: how far each decode's values were from those alone, or what it raised."""
-        runner = Runner(model, device)
-        receipts = runner.decode(latents[0].float(), plan, trace=False).receipts
-        self.not_engaged = {name: receipt.get("reason") or ", ".join(receipt.get("leaks", ()))
-                            for name, receipt in receipts.items() if receipt.get("engaged") is False}  # fmt: skip
-        self.module = runner.module
-        self.on_cuda = torch.device(device).type == "cuda"
-
-    @contextmanager
-    def ready(self) -> Iterator[None]:
-        """With the plan applied."""
-        with torch.no_grad(), optimizations.apply_plan(self.module, self.plan, model=self.model, device=self.device):
-            self.weights = allocator.resident_weights(self.module, self.device)
-            yield
-
-    def serve(self, latents: Tensor, *, recorded: bool = False) -> Served:
-        return serving.request(self.module, self.model, latents, recorded=recorded)
-
-    def alone(self) -> Alone:
-        """Each of the latents by itself, twice: recorded, and timed. Raises EvaluationError."""
-        alone = Alone()
-        for index, one in enumerate(self.latents):
-            served, timed = self._metered(one, alone), self.serve(one)
-            for each in (served, timed):
-                if each.error is not None:
-                    raise EvaluationError(f"{self.model.name}, {self.plan.id}: one decode alone fails: {each.error}")
-            self.expected.append(served.bits)
-            self.compare([timed], "alone, a second time,", index)
-            alone.seconds.append(timed.end - timed.start)
-        return alone
-
-    def _metered(self, latents: Tensor, alone: Alone) -> Served:
-        if self.on_cuda:
-            meter = cuda.Meter(self.device)
-            meter.start(0)
-            served = serving.request(self.module, self.model, latents, stage=meter.stage)
-            alone.decode += meter.allocated.get("decode", [])
-            alone.convert += meter.allocated.get("convert", [])
-            return served
-        served = self.serve(latents, recorded=True)
-        if served.changes.reason is not None:
-            alone.reason = served.changes.reason
-        elif served.error is None:
-            before, after = threads.peaks_around(served.changes, serving.CONVERT)
-            alone.decode.append(before)
-            alone.convert.append(after)
-        return served
-
-    def compare(self, served: Sequence[Served], when: str, index: int = 0) -> None:
-        """Note each decode that raised, or gave other bits than alone."""
-        for one, expected in zip(served, self.expected[index:]):
-            off: float | str | None = one.error
-            if off is None:
-                off = serving.difference(one.bits, expected, self.dtype)
-            if off is not None:
-                self.spoiled.setdefault(when, []).append(off)
-
-    def written(self) -> tuple[str, ...]:
-        """Attributes of the instance to which a single decode gives a new value, sorted: what decodes fight over."""
-        before = _bindings(self.module)
-        self.serve(self.latents[0])
-        after = _bindings(self.module)
-        return tuple(sorted({name for name, value in after.items() if before.get(name) is not value}))
-
-
-def _bindings(module: nn.Module) -> dict[str, Any]:
-    """Every attribute of every part; the values are kept, so that none of a later object's has the same identity."""
-    return {f"{path}.{name}" if path else name: value
-            for path, part in module.named_modules() for name, value in vars(part).items()}  # fmt: skip
-
-
 # ---------------------------------------------------------------- at once
 
 
@@ -242,8 +150,8 @@ def _round(bench: Bench, measured: Measured, held: int, pool: Processes | None) 
     if not bench.on_cuda and all(one.changes.reason is None for one in served):
         measured.peaks.append(copies + held + threads.peak(one.changes for one in served))
     measured.seconds.append(serving.wall(timed))
-    bench.compare([*served], "at once")
-    bench.compare([*timed], "at once")
+    bench.compare([*served], AT_ONCE)
+    bench.compare([*timed], AT_ONCE)
 
 
 def _in_threads(bench: Bench, measured: Measured, held: int) -> tuple[list[Served], list[Served]]:
@@ -262,7 +170,7 @@ def _in_threads(bench: Bench, measured: Measured, held: int) -> tuple[list[Serve
 
 
 def _concluded(bench: Bench, alone: Alone, measured: Measured, way: Way, held: int, available: int | None,
-               written: tuple[str, ...]) -> Concurrency:  # fmt: skip
+               written: str) -> Concurrency:  # fmt: skip
     count = len(bench.latents)
     reserve = peak = unneeded = None
     coincided: tuple[float, ...] = ()
@@ -301,20 +209,18 @@ def _concluded(bench: Bench, alone: Alone, measured: Measured, way: Way, held: i
     )
 
 
-def _findings(bench: Bench, way: Way, unneeded: int | None, written: tuple[str, ...]) -> tuple[str, ...]:
+def _findings(bench: Bench, way: Way, unneeded: int | None, written: str) -> tuple[str, ...]:
     out = [f"{name} is not in force: {reason}" for name, reason in bench.not_engaged.items()]
-    for when, offs in bench.spoiled.items():
-        raised = [off for off in offs if isinstance(off, str)]
-        off_by = [off for off in offs if not isinstance(off, str)]
-        said = []
+    for when, all_ in bench.compared.items():
+        raised = [off for off in all_ if isinstance(off, str)]
+        off_by = [off for off in all_ if isinstance(off, float)]
         if off_by:
             largest = f"by up to {max(off_by):.3g}" if math.isfinite(max(off_by)) else "not finite, or of another shape"
-            said.append(f"{len(off_by)} decodes {when} give other values than alone, {largest}")
+            out.append(f"{len(off_by)} of {len(all_)} decodes {when} give other values than alone: {largest}")
         if raised:
-            said.append(f"{len(raised)} decodes {when} raise what they do not alone: {raised[0]}")
-        out.append("; ".join(said))
-    if "at once" in bench.spoiled and way == "threads":
-        about = f": each decode writes {', '.join(written)} of it" if written else ""
+            out.append(f"{len(raised)} of {len(all_)} decodes {when} raise what they do not alone: {raised[0]}")
+    if bench.spoiled and way == "threads":
+        about = f": each decode writes {written} of it" if written else ""
         out.append(f"{bench.model.family.name} cannot share one instance between threads{about}; give each thread an "
                    "instance of its own, or let one decode in at a time")  # fmt: skip
     if unneeded is not None and unneeded < 0:

@@ -73,6 +73,8 @@ class Part(Struct, frozen=True):
     """What its operators need at best, one after another: of each its FLOPs over compute or its bytes over bandwidth,
     whichever is longer. A part of convolutions that arithmetic binds and norms that memory binds cannot reach the
     ceiling of their sum."""
+    waiting_seconds: float
+    """Those of them that belong to operators that memory binds."""
     seconds: float | None = None
     achieved: float | None = None
     """GFLOP/s."""
@@ -161,6 +163,7 @@ def part(name: str, operators: work.Operators, bandwidth: float, compute: float,
     """One part under the roof; without `seconds` what it may reach, not what it did."""
     flops, moved = (sum(each[i] for each in operators) for i in (0, 1))
     least = sum(max(done / compute, size / bandwidth) for done, size in operators) / 1e9
+    waiting = sum(size / bandwidth for done, size in operators if done / compute < size / bandwidth) / 1e9
     intensity = flops / moved if moved else None
     most = ceiling(intensity, bandwidth, compute) if intensity is not None else None
     achieved = flops / seconds / 1e9 if seconds else None
@@ -172,6 +175,7 @@ def part(name: str, operators: work.Operators, bandwidth: float, compute: float,
         ceiling=most,
         bound=None if intensity is None else "bandwidth" if intensity * bandwidth < compute else "compute",
         least_seconds=least,
+        waiting_seconds=waiting,
         seconds=seconds,
         achieved=achieved,
         moved=moved / seconds / 1e9 if seconds else None,
@@ -183,7 +187,7 @@ def part(name: str, operators: work.Operators, bandwidth: float, compute: float,
 # ---------------------------------------------------------------- in words
 
 
-ALLOWED = ("part", "GFLOP", "MB", "FLOP/B", "ceiling GFLOP/s", "binds", "at least ms")
+ALLOWED = ("part", "GFLOP", "MB", "FLOP/B", "ceiling GFLOP/s", "binds", "at least ms", "of it memory")
 REACHED = ("ms", "GFLOP/s", "GB/s", "of the ceiling", "by operator")
 
 
@@ -209,7 +213,7 @@ def lines(found: Roofline) -> list[str]:
 SAID = (
     "FLOPs are of convolutions, products and attention, by torch's counter; bytes of each operator's tensors, read and",
     "written once: caches between operators make it less (then above 100 %), what kernels copy makes it more.",
-    "At least, and by operator: each operator under its own ceiling, one after another.",
+    "At least, and by operator: each operator under its own ceiling, one after another; of it memory: where it binds.",
     "This explains time. It says nothing of how much memory a decode needs: `fidelity predict` does.",
 )
 
@@ -219,7 +223,10 @@ def _row(one: Part) -> tuple[str, ...]:
         return "–" if value is None else format(value, form)
 
     ms = None if one.seconds is None else 1e3 * one.seconds
-    return (one.name, f"{one.flops / 1e9:,.3f}", f"{one.bytes / 1e6:,.1f}", number(one.intensity, ".2f"),
-            number(one.ceiling, ",.1f"), one.bound or "–", number(1e3 * one.least_seconds, ",.2f"),
-            number(ms, ",.2f"), number(one.achieved, ",.1f"),
-            number(one.moved, ",.1f"), number(one.share, ".0%"), number(one.share_by_operator, ".0%"))  # fmt: skip
+    waits = one.waiting_seconds / one.least_seconds if one.least_seconds else None
+    allowed = (one.name, f"{one.flops / 1e9:,.3f}", f"{one.bytes / 1e6:,.1f}", number(one.intensity, ".2f"),
+               number(one.ceiling, ",.1f"), one.bound or "–", f"{1e3 * one.least_seconds:,.2f}",
+               number(waits, ".0%"))  # fmt: skip
+    reached = (number(ms, ",.2f"), number(one.achieved, ",.1f"), number(one.moved, ",.1f"),
+               number(one.share, ".0%"), number(one.share_by_operator, ".0%"))  # fmt: skip
+    return allowed + reached

@@ -58,7 +58,7 @@ LAYERS = (
     {"references"},
     {"predict", "extent"},
     {"shortage"},
-    {"intermediates", "evaluator", "worker", "inspection", "serving", "concurrency", "roofline"},
+    {"intermediates", "evaluator", "worker", "inspection", "serving", "bench", "concurrency", "roofline"},
     {"roofplot"},
     {"pool"},
     {"runs"},

@@ -20,7 +20,7 @@ from fidelity.predict import of_shape
 from fidelity.records import DecodePlan, Tiling, from_json, to_json
 
 registry.load_plugins()
-KL, WAN = registry.MODELS.get("reference-kl"), registry.MODELS.get("small-wan")
+KL, TINY = registry.MODELS.get("reference-kl"), registry.MODELS.get("small-tiny")
 MB = 10**6
 
 
@@ -108,7 +108,7 @@ def test_a_torch_without_it_gives_a_reason_and_no_figure(monkeypatch):
     with threads.record() as changes:
         torch.empty(MB)
     assert (changes.events, changes.reason) == ([], threads.ABSENT)
-    found = concurrency.measure(KL, small(), count=2, rounds=1)
+    found = concurrency.measure(TINY, small(TINY), count=2, rounds=1)
     assert found.rule is found.alone_peak_bytes is found.unneeded_bytes is None
     assert found.peaks == ()
     assert found.reason == threads.ABSENT
@@ -151,6 +151,7 @@ def test_whatever_the_timing_no_sum_is_above_the_rule(sizes, random):
 # ---------------------------------------------------------------- measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [DecodePlan(), DecodePlan(tiling=Tiling(8, 0.25))], ids=["plain", "tiled"])
 def test_measured_together_stays_within_the_rule_and_prediction_within_five_percent(plan):
     found = concurrency.measure(KL, small(), plan, count=3, rounds=2)
@@ -167,8 +168,8 @@ def test_measured_together_stays_within_the_rule_and_prediction_within_five_perc
 
 
 def test_a_stand_in_is_allocated_and_counted():
-    plain = concurrency.measure(KL, small(), count=2, rounds=1)
-    beside = concurrency.measure(KL, small(), count=2, rounds=1, resident=30 * MB)
+    plain = concurrency.measure(TINY, small(TINY), count=2, rounds=1)
+    beside = concurrency.measure(TINY, small(TINY), count=2, rounds=1, resident=30 * MB)
     assert beside.rule.resident_bytes == 30 * MB
     assert beside.rule.reserve_bytes - plain.rule.reserve_bytes == 30 * MB
     assert 30 * MB < min(beside.peaks) <= max(beside.peaks) <= beside.rule.reserve_bytes

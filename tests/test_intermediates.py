@@ -28,6 +28,7 @@ def decoded(name, side, plan=None):
     return found, of_shape(model, shape, plan, "cpu").largest
 
 
+@pytest.mark.slow
 def test_the_reference_blows_its_latents_up_where_the_last_upsampling_ends():
     found, predicted = decoded("reference-kl", 24)
     first = found.largest[0]
@@ -53,6 +54,7 @@ def test_what_no_module_gives_is_told_apart_and_is_what_prediction_sees(name):
     assert f"made by {predicted.what}: no module gives it" in lines(found)[-1]
 
 
+@pytest.mark.slow
 def test_a_tile_s_tensors_are_a_tile_s():
     found, _ = decoded("reference-kl", 16, DecodePlan(tiling=Tiling(8, 0.25)))
     assert found.largest[0].shape == (1, 32, 64, 64)

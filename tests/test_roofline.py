@@ -54,6 +54,7 @@ def test_a_part_under_the_roof():
     flat = part("p", ((1000, 100), (0, 900)), bandwidth=100, compute=1000, seconds=2e-8)
     assert (flat.flops, flat.bytes, flat.intensity, flat.ceiling, flat.bound) == (1000, 1000, 1.0, 100.0, "bandwidth")
     assert flat.least_seconds == pytest.approx(1e-9 + 9e-9)  # each operator under its own ceiling
+    assert flat.waiting_seconds == pytest.approx(9e-9)
     assert (flat.achieved, flat.moved) == (pytest.approx(50), pytest.approx(50))
     assert (flat.share, flat.share_by_operator) == (pytest.approx(0.5), pytest.approx(0.5))
     assert part("p", ((1000, 100),), 100, 1000).bound == "compute"  # at the ridge, arithmetic holds
@@ -175,6 +176,7 @@ def by_hand(model, module, latents):
     return sum(sums)
 
 
+@pytest.mark.slow
 def test_a_whole_decoder_s_flops_are_those_of_its_layers():
     latents, module = torch.zeros(1, 4, 8, 8), KL.load()
     found = work.counted(KL, module, latents)
@@ -183,6 +185,7 @@ def test_a_whole_decoder_s_flops_are_those_of_its_layers():
     assert work.on_shapes(KL, latents.shape, DecodePlan(), torch.float32) == found
 
 
+@pytest.mark.slow
 def test_tiles_are_blended_around_the_decoder_and_halves_move_half():
     plan, latents = DecodePlan(tiling=Tiling(8, 0.25)), torch.zeros(1, 4, 16, 16)
     tiled = work.on_shapes(KL, latents.shape, plan, torch.float32)
@@ -222,6 +225,7 @@ def test_seconds_are_given_to_the_part_that_took_them():
 # ---------------------------------------------------------------- measured, and the command
 
 
+@pytest.mark.slow
 def test_a_machine_s_rates_are_finite_and_say_how(monkeypatch):
     monkeypatch.setattr(machine, "FLOATS", {"cpu": 2**16})
     monkeypatch.setattr(machine, "PRODUCT", {"cpu": 64})
