@@ -26,6 +26,8 @@ from fidelity.suite import Suite
 from fidelity.wording import in_units
 
 UNKNOWN = "unknown"
+UNITS = ("force_upcast", "scaling_factor", "shift_factor", "latents_mean", "latents_std")
+"""What of a config says how latents are scaled: no shape depends on it."""
 DEATH = "the process that decoded is gone: nobody can tell the stage, the module, or what was alive"
 
 
@@ -125,7 +127,8 @@ class Plans:
         if kind == "cpu" and plan.offload not in ("none", "disk"):
             plan = msgspec.structs.replace(plan, offload="none")  # nothing moves
         about = self.models[model]
-        key = (about.family.name, msgspec.json.encode(about.config, order="deterministic"), shape, plan.id)
+        shaping = {name: value for name, value in about.config.items() if name not in UNITS}
+        key = (about.family.name, msgspec.json.encode(shaping, order="deterministic"), shape, plan.id)
         if key not in self._peaks:
             try:
                 self._peaks[key] = predict.of_shape(about, shape, plan, kind).allocated_peak_bytes

@@ -2,7 +2,7 @@
 
 The logs are tracebacks of diffusers (0.42, an older layout, ComfyUI, notebooks) under messages in the wordings of torch
 1.4 to 2.14's allocators, numpy and the Linux kernel, with figures that add up; cpu-tile-limit is one as it came, of a
-process under a limit of its address space.
+process under a limit of its address space, and cpu-limited-run that of a case under `--memory-limit`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ MIB, GIB = 2**20, 2**30
 ANSWERS = {
     "colab-tile": ("CUDA", 2048, "tile", "tile dtype", "0.60 of its area, √0.60 = 0.78 of its side"),
     "comfy-no-figures-windows": ("CUDA", None, "tile", "tile dtype", ""),
+    "cpu-limited-run": ("CPU", 0.5, "tile", "tile dtype", "1×256×32×32 fp16 or bf16"),
     "cpu-pt-to-numpy": ("CPU", 768, "convert", "conversion", "as uint8 they are 192.0 MiB"),
     "cpu-slices-windows": ("CPU", 576, "assemble", "assembly dtype", "the output of all items (576.0 MiB)"),
     "cpu-tile-limit": ("CPU", 64, "tile", "tile dtype", "1×256×256×256 fp32"),

@@ -441,6 +441,20 @@ WRONG = [
     (BASE + "[latents.mine]\nfile = 'x.safetensors'\n", "latents.mine: object missing required field `scaled`"),
     (BASE + "[latents.'a/b']\nfile = 'x'\nscaled = true\n", "becomes part of ids"),
     (BASE + "[limit]\n", "unknown key 'limit': did you mean 'limits'"),
+    (BASE + "[memory]\n", "memory sets no limit"),
+    (BASE + "[memory]\nlimit = 0\n", "memory.limit '0': write a size above 0"),
+    (BASE + "[memory]\nlimit = -64\n", "memory.limit '-64': write a size above 0"),
+    (BASE + "[memory]\nlimit = 'lots'\n", "memory.limit 'lots': write a size above 0, as in 8GiB"),
+    (BASE + "[memory]\nlimit = '64 MiB of it'\n", "memory.limit '64 MiB of it': write a size"),
+    (BASE + "[memory]\nlimit = 1.5\n", "memory.limit: expected `int | str"),
+    (BASE + "[memory]\nlimit = true\n", "memory.limit: expected `int | str"),
+    (BASE + "[memory]\nlimits = '64MiB'\n", "memory: unknown key 'limits': did you mean 'limit'"),
+    (BASE + "[[memory.where]]\nmatch = {}\n", "memory.where[0]: object missing required field `limit`"),
+    (BASE + "[[memory.where]]\nlimit = '1GiB'\n", "memory.where[0]: object missing required field `match`"),
+    (BASE + "[[memory.where]]\nmatch = {dtype = 'fp8'}\nlimit = 1\n", "memory.where[0].match.dtype: unknown dtype"),
+    (BASE + "[[memory.where]]\nmatch = {}\nlimit = 'x'\n", "memory.where[0].limit 'x': write a size"),
+    (BASE + "[[memory.where]]\nmatch = {check = '*'}\nlimit = 1\n", "a check decodes as often as it likes"),
+    (BASE + "[[memory.where]]\nmatch = {dtype = 'bf16'}\nlimit = 1\n", "memory.where[0].match matches none of"),
 ]
 
 
@@ -505,6 +519,62 @@ def test_a_suite_that_cannot_be_read_is_one_line(tmp_path, registry):
         with pytest.raises(SuiteError, match=said) as raised:
             suite.load(path, registry)
         assert "\n" not in str(raised.value)
+
+
+# ---------------------------------------------------------------- memory limits
+
+MEMORY = """
+[memory]
+limit = "64MiB"
+[[memory.where]]
+match = { dtype = "bf16" }
+limit = 1000
+[[memory.where]]
+match = { dtype = "bf16", slicing = true }
+limit = "1.5 KiB"
+"""
+
+
+def test_the_last_memory_limit_that_matches_wins_and_has_no_part_in_the_id(load):
+    limited, free = load(HEAD + MATRIX + LIMITS + MEMORY), load(HEAD + MATRIX + LIMITS)
+    assert ids(limited) == ids(free)
+    assert {case.memory_limit for case in free.cases} == {None}
+    for case in limited.cases:
+        bf16 = 1536 if case.plan.slicing else 1000
+        assert case.memory_limit == (bf16 if case.plan.dtype == "bf16" else 64 * 2**20)
+
+
+def test_a_run_may_limit_every_decode_in_place_of_the_suite(load):
+    limited = suite.with_memory_limit(load(HEAD + MATRIX + LIMITS + MEMORY), 2**30)
+    assert {case.memory_limit for case in limited.cases} == {2**30}
+
+
+def test_checks_have_no_memory_limit():
+    loaded = suite.select(suite.load(SUITES / "metamorphic.toml", real), "*~offload*")
+    with pytest.raises(SuiteError, match="would hold for nothing: all of its cases are checks"):
+        suite.with_memory_limit(loaded, 2**30)
+
+
+def test_a_limit_that_cannot_hold_is_a_wrong_request(load, monkeypatch):
+    limited = load(HEAD + MATRIX + LIMITS + MEMORY)
+    assert suite.on(load(HEAD + MATRIX + LIMITS), "mps").cases  # without a limit there is nothing to hold
+    with pytest.raises(SuiteError, match=r"kl/photo-pair/\S+: memory limit 64.0 MiB: a memory limit holds"):
+        suite.on(limited, "mps")
+    monkeypatch.setattr(suite.memory_limit.sys, "platform", "darwin")
+    with pytest.raises(SuiteError, match="darwin does not hold a process to: run it on Linux"):
+        suite.on(limited, "cpu")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit on the address space holds on Linux only")
+def test_emulated_fp16_cannot_be_limited(load):
+    found = suite.on(load(HEAD + MATRIX + LIMITS + MEMORY), "cpu")
+    emulated = {case.id for case in found.cases if case.not_applicable == suite.EMULATED}
+    assert emulated == {case.id for case in found.cases if case.plan.dtype == "fp16" and not case.plan.force_upcast
+                        and case.not_applicable not in {"a batch of one", "tiles not smaller"}}  # fmt: skip
+    assert emulated
+    only = load(HEAD + ONE + "dtype = ['fp16']\n" + LIMITS + "[memory]\nlimit = '64MiB'\n")
+    with pytest.raises(SuiteError, match=r"nothing to judge: no case is applicable; .*emulated fp16"):
+        suite.on(only, "cpu")
 
 
 # ---------------------------------------------------------------- selecting and substituting
