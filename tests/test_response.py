@@ -223,6 +223,33 @@ def test_without_pyav_there_is_a_stage_without_a_figure(monkeypatch):
     assert missing == Stage("encode", None, part="MP4", reason="PyAV is not installed: pip install 'fidelity[video]'")
 
 
+# ---------------------------------------------------------------- CUDA
+
+
+def test_on_cuda_the_allocators_counters_are_read_without_what_others_hold(monkeypatch):
+    """1000 bytes on the device before the step, which holds 50 more at once: the arithmetic, without a GPU."""
+    now, peak = [1000], [1200]
+    fakes = {
+        "synchronize": lambda device: None, "empty_cache": lambda: None, "memory_allocated": lambda device: now[0],
+        "max_memory_allocated": lambda device: peak[0], "max_memory_reserved": lambda device: 0,
+        "reset_peak_memory_stats": lambda device: peak.__setitem__(0, now[0]),
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    with response._allocated(torch.device("cuda")) as found:
+        now[0], peak[0] = 1020, 1050
+    assert found.rise == 50
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_device_denormalising_is_counted_there_and_the_array_lies_in_main_memory():
+    sample = sample_of(1, 3, 1024, 1024).cuda()
+    found, pixels = response.stages(sample, RANGE, held_bytes=0), 1024 * 1024
+    assert part(found, "denormalise").peak_bytes == pytest.approx(36 * pixels, rel=0.01)
+    assert part(found, "float32 array").peak_bytes == pytest.approx(24 * pixels, rel=0.01)
+    assert part(found, "float32 array").resident_bytes == pytest.approx(12 * pixels, rel=0.1)
+
+
 # ---------------------------------------------------------------- what may go wrong, and what is kept
 
 
