@@ -55,13 +55,15 @@ class Recording:
 
     allocations: list[Allocation] = field(default_factory=list)
     changes: list[tuple[int, int]] = field(default_factory=list)
-    """By instant: which allocation, and its bytes, negative where it is given back. (−1, 0): one of before."""
+    """By instant: which allocation, and its bytes, negative where it is given back; −1: one of before."""
     totals: list[int] = field(default_factory=list)
     """By instant: what the allocator itself counted as alive."""
     calls: dict[str, list[Call]] = field(default_factory=dict)
     """Our stages, by name, in order."""
     refused: list[tuple[int, Call | None]] = field(default_factory=list)
     """When the allocator could not give what it was asked for, and where."""
+    device: str = "cpu"
+    """Whose allocator: `cpu` or `cuda`."""
     reason: str | None = None
     """Why the events could not be read."""
     modules: list[Call] = field(default_factory=list)
@@ -78,6 +80,10 @@ class Recording:
         """At most `count` equal shares of the instants: (first, first of the next)."""
         events = len(self.alive)
         return list(pairwise(sorted({events * share // count for share in range(count + 1)})))
+
+    def departed(self, instant: int) -> int:
+        """Bytes from before the recording that were given back up to an instant: of weights that went away."""
+        return -sum(change for number, change in self.changes[: instant + 1] if number < 0)
 
     def at(self, instant: int) -> list[Allocation]:
         """What was alive from this instant on, in the order of births."""
@@ -109,7 +115,9 @@ class Recording:
                 stack.pop()
                 if opened and call is not None:
                     call.stop = len(changes)
-        self.alive = sums.line(((one.born, one.gone, one.bytes) for one in self.allocations), len(changes))
+        lives = [(one.born, one.gone, one.bytes) for one in self.allocations]
+        departed = [(instant, None, change) for instant, (number, change) in enumerate(changes) if number < 0]
+        self.alive = sums.line([*lives, *departed], len(changes))
 
 
 class _Book:
@@ -120,7 +128,7 @@ class _Book:
         self.living: dict[int, int] = {}
         self.counted: int | None = None
         """The allocator's total before the first event, less what it released of before."""
-        self.elsewhere = torch.cuda.is_initialized()  # else every event is the CPU's
+        self.only = recording.device if torch.cuda.is_initialized() else None  # else every event is the CPU's
 
     def ours(self, name: str, call: Call | None) -> Call:
         """A stage or a module."""
@@ -131,7 +139,7 @@ class _Book:
 
     def change(self, event: Any, call: Call | None) -> None:
         """Bytes that came or went."""
-        if self.elsewhere and event.device.type != "cpu":
+        if self.only is not None and event.device.type != self.only:
             return
         pointer, size, total, to = event.ptr, event.alloc_size, event.total_allocated, self.to
         now = len(to.changes)
@@ -148,7 +156,9 @@ class _Book:
             number = self.living.pop(pointer)
             to.allocations[number].gone = now
             to.changes.append((number, -to.allocations[number].bytes))
-        else:  # allocated in an earlier recording and given back in this one
+        elif to.device == "cpu":  # allocated in an earlier recording: that allocator knows of none before the first
             self.counted += size
             to.changes.append((-1, 0))
+        else:  # weights that go
+            to.changes.append((-1, size))
         to.totals.append(total - self.counted)

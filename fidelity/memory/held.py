@@ -67,15 +67,16 @@ def by_kind(living: Iterable[Allocation], kinds: dict[int, MemoryKind], weights:
 def peak(recording: Recording, seen: Running, kinds: dict[int, MemoryKind], weights: Sequence[int]) -> Peak:
     """The first instant at which most was alive. Raises ValueError where nothing was recorded."""
     instant = recording.alive.index(max(recording.alive))
-    living = recording.at(instant)
-    call = recording.allocations[recording.changes[instant][0]].call  # the worst instant is a birth
+    living, left = recording.at(instant), sum(weights) - recording.departed(instant)
+    number = recording.changes[instant][0]
+    call = recording.allocations[number].call if number >= 0 else None  # a birth, but where weights left all the time
     return Peak(
         bytes=recording.alive[instant] + sum(weights),
         stage=stage_of(call, several=_several(recording)),
         module=module_of(call),
         operator=made_by(call),
-        held=holdings(recording, seen, living, kinds, weights),
-        by_kind=by_kind(living, kinds, sum(weights)),
+        held=holdings(recording, seen, living, kinds, weights if left == sum(weights) else [left]),
+        by_kind=by_kind(living, kinds, left),
     )
 
 
@@ -86,12 +87,13 @@ def layers(
     now: Counter[str] = Counter({"weights": weights} if weights else {})
     rows: list[dict[str, int]] = []
     for start, stop in shares:
-        worst, most = dict(now), -1
+        worst: dict[str, int] = {}
+        most: int | None = None
         for instant in range(start, stop):
             number, change = recording.changes[instant]
             if change:
-                now[kinds[id(recording.allocations[number])]] += change
-            if recording.alive[instant] > most:
+                now[kinds[id(recording.allocations[number])] if number >= 0 else "weights"] += change
+            if most is None or recording.alive[instant] > most:
                 worst, most = dict(now), recording.alive[instant]
         rows.append(worst)
     names = sorted({name for row in rows for name, size in row.items() if size})

@@ -25,14 +25,14 @@ _LOG_LINE = re.compile(rb"[A-Z]+:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ \w+\.\w+
 
 
 @contextmanager
-def record(*, operators: bool = False) -> Iterator[Recording]:
-    """Record the allocator's events of this thread. The Recording is filled on exit; `span` adds ranges to it.
+def record(*, operators: bool = False, device: str = "cpu") -> Iterator[Recording]:
+    """Record a device's allocator's events of this thread. The Recording is filled on exit; `span` adds ranges to it.
 
     With `operators`, who made an allocation is recorded too; that costs more. Releases of what was allocated before are
     no events. The garbage collector rests meanwhile: when it runs depends on what the process did before, and the same
     decode must have the same peak.
     """
-    recording = Recording()
+    recording = Recording(device=device)
     collects = gc.isenabled()
     with _ONE_AT_A_TIME, nullcontext() if operators else _memory_events_only():
         profile = torch.autograd.profiler.profile(profile_memory=True)
