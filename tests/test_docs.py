@@ -67,6 +67,8 @@ NOT_RUN = {
     "python benchmarks/detectors_cost.py": "minutes",
     "python benchmarks/reach.py": "minutes",
     "python benchmarks/advice.py": "minutes",
+    "python benchmarks/concurrency.py": "minutes",
+    "python benchmarks/roofline.py": "minutes",
     "python -m tests.faults": "minutes; tests/test_faults.py runs a part",
 }
 """Commands that are only parsed, and why."""
