@@ -3,6 +3,7 @@
     python benchmarks/prediction.py                    # every 6th plan of the matrix, measured here
     python benchmarks/prediction.py --every 1 --write  # all of them, and the plot of docs/design/prediction.md
     python benchmarks/prediction.py --results runs/reference      # the matrix as a run measured it
+    python benchmarks/prediction.py --families                    # each published configuration at a real size
 
 Measured is the allocated peak by the allocator's own events. Nothing is fitted to any of it.
 """
@@ -18,14 +19,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from fidelity import optimizations, predict, registry, suite
 from fidelity.environment import make_deterministic
+from fidelity.errors import RequestError
 from fidelity.memory import allocator
 from fidelity.models import configs
 from fidelity.optimizations.precision import is_emulated
-from fidelity.records import DecodePlan, Geometry, Model
+from fidelity.records import DecodePlan, Geometry, Model, Temporal, Tiling
 from fidelity.runner import Runner
+from fidelity.wording import in_units
 
 GIB, LIMIT_CPU, LIMIT_CUDA = 2**30, 0.05, 0.15
 PLOT = Path(__file__).resolve().parent.parent / "docs" / "design" / "prediction.svg"
@@ -91,14 +95,19 @@ def main() -> None:
     options.add_argument("--results", type=Path, help="take the measured figures from a run's folder")
     options.add_argument("--suite", type=Path, default=Path("suites/reference.toml"))
     options.add_argument("--write", action="store_true", help=f"write {PLOT}")
+    options.add_argument("--families", nargs="*", metavar="NAME", help="predict these (all) at a real size")
     given = options.parse_args()
     registry.load_plugins()
+    if given.families is not None:  # as a program decodes: deterministic algorithms pad by index, which needs more
+        torch.set_num_threads(1)
+        sys.exit(not of_published_families(given.families or list(configs.known())))
     make_deterministic(1)  # as a run's workers are: kernels have buffers per thread
     points = [
         *_told("reference matrix", of_run(given.results) if given.results else of_matrix(given.suite, given.every))
     ]
     points += _told("five classes", of_families())
     points += _told("CUDA, published", of_published())
+    points += _told("the law, over sizes measured here", of_law())
     of_speed()
     if given.write:
         PLOT.write_text(plot(points), encoding="utf-8")
@@ -193,17 +202,87 @@ def of_published() -> Iterator[Point]:
         yield Point("CUDA reserved", f"{about} reserved", found.reserved_peak_bytes or math.nan, reserved * GIB)
 
 
+def of_law() -> Iterator[Point]:
+    """The law that three predictions of up to 384² give, held against peaks measured at other sizes, also in tiles."""
+    model = registry.MODELS.get("reference-kl")
+    runner = Runner(model)
+    for plan in (DecodePlan(), DecodePlan(tiling=Tiling(16, 0.25))):
+        law = predict.predict(model, (256, 256), plan, with_law=True).law
+        assert law is not None
+        for height, width in ((192, 192), (320, 512), (640, 640), (768, 1024)):
+            shape = (1, 4, height // 8, width // 8)
+            latents = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+            measured = runner.peak_bytes(latents, plan) or math.nan
+            yield Point("the law", f"law {height}×{width} {plan.id}", law.peak(height, width), measured)
+
+
+TILED, SMALL = (DecodePlan(dtype="fp16", tiling=Tiling(tile, 0.25)) for tile in (64, 32))
+
+
 def of_speed() -> None:
-    """How long large predictions take."""
+    """How long large predictions take: wall, and of one core."""
     print("\nhow long")
-    for name, size, frames, plan in (
-        ("sdxl", (4096, 4096), 1, DecodePlan(dtype="fp16")),
-        ("wan21", (720, 1280), 81, DecodePlan(dtype="fp16")),
-    ):
-        start = time.perf_counter()
-        found = predict.predict(configs.from_name(name), size, plan, frames=frames, device="cuda")
-        about = f"{name} {size[0]}×{size[1]}, {frames} frames, fp16"
-        print(f"{about}: {found.allocated_peak_bytes / GIB:.2f} GiB, in {time.perf_counter() - start:.1f} s")
+    whole = DecodePlan(dtype="fp16")
+    for name, size, frames, plan, budget in (
+        ("sdxl", (4096, 4096), 1, whole, None),
+        ("sdxl", (4096, 4096), 1, TILED, None),
+        ("sdxl", (1024, 1024), 1, TILED, 4 * GIB),
+        ("wan21", (720, 1280), 81, whole, None),
+        ("wan21", (720, 1280), 81, SMALL, None),
+        ("hunyuan-video", (720, 1280), 81, replace(SMALL, temporal=Temporal(4, 0.25)), None),
+    ):  # fmt: skip
+        start, spent = time.perf_counter(), time.process_time()
+        found = predict.predict(configs.from_name(name), size, plan, frames=frames, device="cuda", budget=budget)
+        took = f"in {time.perf_counter() - start:.1f} s, {time.process_time() - spent:.1f} s of a core"
+        about = f"{name} {size[0]}×{size[1]}, {frames} frames, {plan.id}"
+        room = f", {found.budget.height}×{found.budget.width} in 4 GiB" if found.budget is not None else ""
+        print(f"{about}: {found.allocated_peak_bytes / GIB:.2f} GiB{room}, {took}", flush=True)
+
+
+# ---------------------------------------------------------------- every family at a real size
+
+REAL = {"picture": (1024, 1024), "video": (480, 832)}
+FRAMES = 81
+
+
+def of_published_families(names: list[str]) -> bool:
+    """Print what each published configuration needs in bf16, on either device. Whether all could be predicted."""
+    print(f"{'':27} {'size':>10} frames {'cpu':>11} {'cuda':>11} {'reserved':>11}   core seconds")
+    done = True
+    for name in names:
+        model = configs.from_name(name)
+        size, frames = _real_size(model)
+        start, figures = time.process_time(), []
+        try:
+            for device in ("cpu", "cuda"):
+                shape = predict.latents_shape(model, size, frames, 1)
+                figures.append(predict.of_shape(model, shape, DecodePlan(dtype="bf16"), device))
+        except RequestError as error:
+            done = False
+            print(f"{name:<27} not predicted: {error}", flush=True)
+            continue
+        cpu, cuda = figures
+        bytes_ = [cpu.allocated_peak_bytes, cuda.allocated_peak_bytes, cuda.reserved_peak_bytes or 0]
+        told = " ".join(f"{in_units(each):>11}" for each in bytes_)
+        print(
+            f"{name:<27} {size[0]:>5}×{size[1]:<4} {frames or 1:>6} {told} {time.process_time() - start:>8.1f}",
+            flush=True,
+        )
+    return done
+
+
+def _real_size(model: Model) -> tuple[tuple[int, int], int | None]:
+    """A picture of 1024², or a video of 480 × 832 and about 81 frames, as near as the class takes it."""
+    geometry = model.geometry
+    if geometry.size is not None:
+        return (geometry.size[0] * geometry.spatial, geometry.size[1] * geometry.spatial), None
+    height, width = (
+        side // geometry.spatial * geometry.spatial for side in REAL["video" if geometry.video else "picture"]
+    )
+    if not geometry.video:
+        return (height, width), None
+    lengths = (geometry.sample_frames(count) for count in range(model.family.least_frames, FRAMES + 1))
+    return (height, width), min(lengths, key=lambda frames: abs(frames - FRAMES))
 
 
 # ---------------------------------------------------------------- the plot

@@ -136,7 +136,7 @@ def latents_shape(model: Model, size: tuple[int, int], frames: int | None, batch
     least = _fewest(model)
     if frames is None:
         return (batch, geometry.latent_channels, least, *space)
-    lengths = range(least, max(least, frames // geometry.temporal) + 3)
+    lengths = range(least, max(least, frames) + 3)
     long = min(lengths, key=lambda n: abs(geometry.sample_frames(n) - frames))
     if geometry.sample_frames(long) != frames:
         few = ", ".join(str(geometry.sample_frames(least + n)) for n in range(3))

@@ -8,7 +8,7 @@ would see in the full decode, as far as the decoder's convolutions reach.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -16,13 +16,14 @@ from msgspec.structs import replace
 
 from fidelity import optimizations, predict
 from fidelity.errors import EvaluationError, FidelityError, IllegalTiling, RequestError, in_one_line
-from fidelity.lazy import torch
+from fidelity.memory.repeat import Memo
 from fidelity.prediction import Prediction, in_units
+from fidelity.receptive import Reach, reach_of
 from fidelity.recommend import Advice, Budget, Offer, code
-from fidelity.records import DecodePlan, DTypeName, Model, OffloadName, Tiling
+from fidelity.records import DecodePlan, DTypeName, Model, OffloadName, Temporal, Tiling
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
 OVERLAP = 0.25
 """What diffusers' classes take where nothing is said."""
@@ -34,8 +35,15 @@ MOVES: dict[str, tuple[OffloadName, ...]] = {
     "cuda": ("model", "group_block", "group_leaf", "sequential"),
 }
 """Offloads by which a device holds fewer weights, those that move least first."""
-PROBE = 16
-"""Latent pixels each way of the small decode that shows a decoder's reach."""
+CHUNKS = (2, 4)
+"""Chunks of a video are about these shares of its latent frames."""
+SEGMENT = 2
+"""Latent frames that a class with a causal cache is given after another."""
+STREAM: dict[str, Any] = {"offload_stream": True}
+
+
+Memos = dict[tuple[str, str, str], Memo]
+"""What is known of the decoder's calls, by dtype, offload and options."""
 
 
 class Proposal(Struct, frozen=True):
@@ -64,29 +72,19 @@ class Proposal(Struct, frozen=True):
         return self.predicted.weights_bytes * calls
 
     @property
+    def waited(self) -> int:
+        """Those that the decode waits for: blocks that a stream prefetches come while others run, but for the first
+        call, which shows their order."""
+        return self.predicted.weights_bytes if self.plan.options.get("offload_stream") else self.moved
+
+    @property
     def cost(self) -> tuple[int, float, int, int]:
-        return self.need, self.work, self.moved, len(self.plan.settings)
+        return self.need, self.work, self.waited, len(self.plan.settings)
 
     def covers(self, other: Proposal) -> bool:
         """Whether it needs no more, works no more and moves no more than another of its dtype."""
         alike = self.plan.dtype == other.plan.dtype
-        return alike and self.need <= other.need and self.work <= other.work and self.moved <= other.moved
-
-
-class Reach(Struct, frozen=True):
-    """How far a decoder looks by its modules alone: an upper bound, in latent pixels each way."""
-
-    radius: int | None
-    """By convolutions; None where that cannot be told, and `reason` says why."""
-    everywhere: tuple[str, ...] = ()
-    """Classes of modules that look at everything they are given: a tile has statistics of its own."""
-    reason: str | None = None
-
-    @property
-    def least_tile(self) -> int:
-        """The smallest tile whose middle pixel sees all that convolutions would show it; PROBE where that is not
-        known."""
-        return PROBE if self.radius is None else 2 * self.radius + 1
+        return alike and self.need <= other.need and self.work <= other.work and self.waited <= other.waited
 
 
 def propose(
@@ -107,9 +105,10 @@ def propose(
     reach = reach_of(model)
     tilings = list(_tilings(model, shape, overlap, reach))
     found: list[Proposal] = []
-    for plan in _plans(model, shape, tilings):
-        found.append(_predicted(model, shape, plan, device))
-        found += _offloaded(model, shape, found[-1], budget.limit, device)
+    memos: Memos = {}
+    for plan in _plans(model, shape, tilings, overlap):
+        found.append(_predicted(model, shape, plan, device, memos))
+        found += _offloaded(model, shape, found[-1], budget.limit, device, memos)
     fitting = [each for each in found if each.need <= budget.limit]
     best = front(fitting)
     nearest = min(found, key=lambda each: each.cost)
@@ -135,13 +134,37 @@ def propose(
 # ---------------------------------------------------------------- which plans
 
 
-def _plans(model: Model, shape: tuple[int, ...], tilings: list[Tiling]) -> Iterator[DecodePlan]:
+def _plans(model: Model, shape: tuple[int, ...], tilings: list[Tiling], overlap: float) -> Iterator[DecodePlan]:
+    """Every dtype with every tile and with none, sliced and not; chunks of a video with the smallest tile and none."""
+    cuts: list[dict[str, Any]] = [{"tiling": tiling} for tiling in (None, *tilings)]
+    for temporal in _chunks(model, shape, overlap):
+        cuts += [{"tiling": tiling, "temporal": temporal} for tiling in (None, *tilings[-1:])]
+    if model.geometry.video and model.family.streams:
+        cuts.append({"options": {"streaming": SEGMENT}})
     for dtype in DTYPES:
-        for tiling in (None, *tilings):
+        for cut in cuts:
             for slicing in (False, True):
-                plan = DecodePlan(dtype=dtype, slicing=slicing, tiling=tiling)
+                plan = DecodePlan(dtype=dtype, slicing=slicing, **cut)
                 if optimizations.inapplicable(plan, model, shape) is None:
                     yield plan
+
+
+def _chunks(model: Model, shape: tuple[int, ...], overlap: float) -> Iterator[Temporal]:
+    """Legal chunks of about a half and a quarter of a video's latent frames."""
+    if not model.geometry.video or not model.family.temporal_attributes():
+        return
+    taken = set()
+    for share in CHUNKS:
+        for tile in sorted(range(1, shape[2]), key=lambda each: (abs(each - shape[2] / share), each)):
+            temporal = Temporal(tile, 0.0 if model.family.carries else overlap)
+            try:
+                several = len(model.family.chunks(model.geometry, shape[2], temporal)) > 1
+            except IllegalTiling:
+                continue
+            if several and tile not in taken:
+                taken.add(tile)
+                yield temporal
+                break
 
 
 def _tilings(model: Model, shape: tuple[int, ...], overlap: float, reach: Reach) -> Iterator[Tiling]:
@@ -165,9 +188,10 @@ def _is_legal(model: Model, shape: tuple[int, ...], tiling: Tiling) -> bool:
         return False
 
 
-def _predicted(model: Model, shape: tuple[int, ...], plan: DecodePlan, device: str) -> Proposal:
+def _predicted(model: Model, shape: tuple[int, ...], plan: DecodePlan, device: str, memos: Memos) -> Proposal:
+    memo = memos.setdefault((plan.dtype, plan.offload, str(plan.options)), {})
     try:
-        return Proposal(predict.of_shape(model, shape, plan, device), work(model, shape, plan))
+        return Proposal(predict.of_shape(model, shape, plan, device, memo), work(model, shape, plan))
     except FidelityError:
         raise
     except Exception as error:  # a decode that asks for values, or keeps tensors beyond itself, has no shapes alone
@@ -178,16 +202,22 @@ def _predicted(model: Model, shape: tuple[int, ...], plan: DecodePlan, device: s
 
 
 def work(model: Model, shape: tuple[int, ...], plan: DecodePlan) -> float:
-    """Pixels that a plan decodes of latents of this shape, over pixels of the picture."""
+    """Pixels that a plan decodes of latents of this shape, frames included, over those of the sample."""
+    again = 1.0
+    if plan.temporal is not None:
+        chunks = model.family.chunks(model.geometry, shape[2], plan.temporal)
+        again = sum(chunk.stop - chunk.start for chunk in chunks) / shape[2]
     if plan.tiling is None:
-        return 1.0
+        return again
     grid = model.family.tile_grid(model.geometry, (shape[-2], shape[-1]), plan.tiling)
-    return math.prod(
+    return again * math.prod(
         sum(min(axis.tile, axis.size - start) for start in axis.starts) / axis.size for axis in (grid.rows, grid.cols)
     )
 
 
-def _offloaded(model: Model, shape: tuple[int, ...], plain: Proposal, limit: int, device: str) -> list[Proposal]:
+def _offloaded(
+    model: Model, shape: tuple[int, ...], plain: Proposal, limit: int, device: str, memos: Memos
+) -> list[Proposal]:
     """The same plan with the offload that moves least, where it does not fit without and may fit with one.
 
     An offload saves at most the weights: what is above the limit by more is not predicted again.
@@ -197,10 +227,18 @@ def _offloaded(model: Model, shape: tuple[int, ...], plain: Proposal, limit: int
         return found
     for mode in MOVES[device]:
         plan = replace(plain.plan, offload=mode)
-        if optimizations.inapplicable(plan, model, shape) is None:
-            found.append(_predicted(model, shape, plan, device))
-            if found[-1].need <= limit:
-                break
+        if optimizations.inapplicable(plan, model, shape) is not None:
+            continue
+        try:
+            found.append(_predicted(model, shape, plan, device, memos))
+        except RequestError:  # weights that come with a call that a decode never makes: it would crash
+            continue
+        if found[-1].need <= limit:
+            ahead = replace(plan, options={**plan.options, **STREAM})
+            calls = any(stage.name == "tile" and stage.calls > 1 for stage in found[-1].predicted.stages)
+            if mode == "group_block" and calls and optimizations.inapplicable(ahead, model, shape) is None:
+                found.append(_predicted(model, shape, ahead, device, memos))
+            break
     return found
 
 
@@ -221,49 +259,6 @@ def _offer(model: Model, found: Proposal, best: list[Proposal], device: str) -> 
     }
     return Offer(found.plan, found.need, lines, reason, tuple(name for name, so in merits.items() if so),
                  work=found.work, moved_bytes=found.moved)  # fmt: skip
-
-
-# ---------------------------------------------------------------- how far the decoder looks
-
-
-def reach_of(model: Model) -> Reach:
-    """How far one output pixel looks into the latents, summed over the convolutions that a small decode runs.
-
-    Each kernel of k adds (k − 1) / 2 of its dilated steps, at the scale at which it runs; branches that join are added
-    too, so that this bounds from above. Shapes alone are run: no weights.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    geometry = model.geometry
-    frames = (max(2, model.family.least_frames),) if geometry.video else ()
-    size = geometry.size or (PROBE, PROBE)
-    steps: dict[str, float] = {}
-    everywhere: dict[str, None] = {}
-    try:
-        with FakeTensorMode(), torch.no_grad():
-            module = model.family.build(model.config)
-            for name, part in model.family.decoder(module).named_modules():
-                part.register_forward_hook(_noted(name, part, size[1], steps, everywhere))
-            model.family.decode(module, torch.empty((1, geometry.latent_channels, *frames, *size)))
-    except Exception as error:  # a decode may raise anything; then its reach is not known
-        return Reach(None, reason=in_one_line(error))
-    if not steps:
-        return Reach(None, tuple(everywhere), reason="it has no convolutions")
-    return Reach(math.ceil(sum(steps.values())), tuple(everywhere))
-
-
-def _noted(
-    name: str, part: nn.Module, wide: int, steps: dict[str, float], everywhere: dict[str, None]
-) -> Callable[..., None]:
-    def note(_: Any, given: tuple[Any, ...], out: Any) -> None:
-        if isinstance(part, torch.nn.modules.conv._ConvNd) and part.kernel_size[-1] > 1:
-            scale = max(1.0, max(out.shape[-1], given[0].shape[-1]) / wide)
-            steps[name] = (part.kernel_size[-1] - 1) / 2 * part.dilation[-1] / scale
-        kind = type(part).__name__
-        if isinstance(part, torch.nn.GroupNorm) or ("Attention" in kind and "Processor" not in kind):
-            everywhere[kind] = None
-
-    return note
 
 
 def _about_tiles(model: Model, reach: Reach, tilings: list[Tiling], overlap: float) -> Iterator[str]:

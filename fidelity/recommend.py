@@ -25,6 +25,8 @@ from fidelity.standings import ALIKE, PlanSummary
 HEADROOM = 0.1
 ROUNDING = 1e-3
 """Grey levels of RMSE: two plans that differ by less are equally close to the golden."""
+FEW = 3
+"""Plans shown whose memory is only predicted."""
 PLACEHOLDER = "PATH"
 ON_CPU = re.compile(f"(?<!offload_device=){re.escape(snippet.CPU)}")
 """Where an offload brings weights to; where they rest is the CPU on every device."""
@@ -71,6 +73,14 @@ class Offer(Struct, frozen=True):
     """Predicted: weights brought to the device in one decode."""
 
 
+class Unmeasured(Struct, frozen=True):
+    """A plan that passed its gates and has no memory of its own, as one of emulated fp16: what is predicted of it."""
+
+    plan: DecodePlan
+    predicted_peak_bytes: int
+    case: str
+
+
 class Advice(Struct, frozen=True):
     """What to take of one model's plans under one budget, cheapest (least memory) first; none where nothing fits."""
 
@@ -86,6 +96,8 @@ class Advice(Struct, frozen=True):
     """Why nothing is offered."""
     basis: tuple[str, ...]
     """On what it rests, a sentence each."""
+    unmeasured: tuple[Unmeasured, ...] = ()
+    """Plans whose memory is predicted alone: they are on no front."""
 
 
 # ---------------------------------------------------------------- from a run
@@ -127,7 +139,23 @@ def _advise(run: RunResult, model: Model, held: list[PlanSummary], budget: Budge
         nearest=_offer(model, least, (), _device(run)) if least is not None and not best else None,
         reason=reason,
         basis=_basis(run, held, full, fitting, best),
+        unmeasured=_unmeasured(run, held, budget),
     )
+
+
+def _unmeasured(run: RunResult, held: list[PlanSummary], budget: Budget) -> tuple[Unmeasured, ...]:
+    """The emulated plans that passed everywhere and are predicted to fit, least peak first; a few."""
+    found = []
+    for plan in held:
+        if not plan.emulated or not plan.everywhere:
+            continue
+        cases = [case for case in run.cases if (case.model, case.plan.id) == (plan.model, plan.plan.id)
+                 and case.check is None and case.verdict != "not_applicable"]  # fmt: skip
+        peaks = [case.memory.predicted_peak_bytes for case in cases if case.memory is not None]
+        known = [peak for peak in peaks if peak is not None]
+        if cases and len(known) == len(cases) and max(known) <= budget.limit:
+            found.append(Unmeasured(plan.plan, max(known), plan.case))
+    return tuple(sorted(found, key=lambda each: (each.predicted_peak_bytes, each.plan.id))[:FEW])
 
 
 def front(plans: Sequence[PlanSummary]) -> list[PlanSummary]:
@@ -260,6 +288,13 @@ def lines(advice: Advice) -> list[str]:
         out += ["", f"{advice.reason}"]
     for place, offer in enumerate(advice.offers, 1):
         out += ["", f"{place}. {_title(offer)}", *_told(offer)]
+    if advice.unmeasured:
+        out += [
+            "",
+            "predicted, not measured: emulated decodes have no memory or time of their own, and are on no front",
+        ]
+        out += [f"   {in_units(each.predicted_peak_bytes)} predicted · {words.plan(each.plan)} · case {each.case}"
+                for each in advice.unmeasured]  # fmt: skip
     if advice.nearest is not None:
         need = advice.nearest.need_bytes
         needs = f"it needs {in_units(need)}, a budget of {in_units(budget.least(need))}"

@@ -62,7 +62,7 @@ LAYERS = (
     {"roofplot"},
     {"pool"},
     {"runs"},
-    {"goldens", "calibrate", "folders", "report", "upstream", "recommend", "explain", "proposals"},
+    {"goldens", "calibrate", "folders", "report", "upstream", "recommend", "explain", "proposals", "receptive"},
     {"api"},
     {"cli", "pytest_plugin"},
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
 import pytest
 from msgspec.structs import replace
 
-from fidelity import cli, proposals, recommend, registry, standings
+from fidelity import cli, proposals, receptive, recommend, registry, standings
 from fidelity.errors import FidelityError, RequestError
 from fidelity.models import configs
 from fidelity.recommend import Budget
@@ -247,14 +248,56 @@ def test_the_reach_of_a_decoder_is_that_of_its_convolutions():
 def test_a_reach_that_cannot_be_told_has_a_reason(name):
     found = proposals.reach_of(configs.from_name(name))
     assert (found.radius is None) == (found.reason is not None)
-    assert found.least_tile == (proposals.PROBE if found.radius is None else 2 * found.radius + 1)
+    assert found.least_tile == (receptive.PROBE if found.radius is None else 2 * found.radius + 1)
     assert (found.radius is None) == (name != "ltx-video")
 
 
 def test_what_cannot_be_predicted_is_said_in_one_line():
-    with pytest.raises(FidelityError) as said:
-        proposals.propose(configs.from_name("consistency-decoder"), (128, 128), Budget(2**40))
+    def asks(module, latents):
+        raise RuntimeError("it asks for\nmore than shapes")
+
+    model = find(KL)
+    family = type("Asking", (type(model.family),), {"decode": staticmethod(asks)})()
+    with pytest.raises(FidelityError, match="cannot be predicted: RuntimeError: it asks for") as said:
+        proposals.propose(dataclasses.replace(model, family=family), (128, 128), Budget(2**40))
     assert "\n" not in str(said.value)
+
+
+@pytest.mark.slow
+def test_videos_are_proposed_in_chunks_and_streamed_where_the_class_can():
+    video = find("reference-video")
+    found = proposals.propose(video, (128, 128), Budget(2**34), frames=33, device="cuda")
+    assert any(offer.plan.temporal is not None for offer in found.offers)
+    chunked = next(offer for offer in found.offers if offer.plan.temporal is not None)
+    assert chunked.work > 1
+    assert chunked.need_bytes < max(offer.need_bytes for offer in found.offers)
+    plans = list(proposals._plans(find("small-wan"), (1, 4, 9, 8, 8), [], 0.25))
+    assert any(plan.options.get("streaming") == proposals.SEGMENT for plan in plans)
+
+
+def test_a_stream_waits_for_the_first_call_alone():
+    plan = DecodePlan(offload="group_block", tiling=TILED)
+    both = [proposals.Proposal(proposals.predict.of_shape(find(KL), (1, 4, 20, 20), each, "cuda"), 1.0)
+            for each in (plan, replace(plan, options=proposals.STREAM))]  # fmt: skip
+    plain, ahead = both
+    assert (plain.waited, ahead.waited) == (plain.moved, plain.moved // 4)
+    assert ahead.need >= plain.need
+    assert proposals.front(both) == both
+
+
+def test_emulated_plans_are_shown_as_predicted_and_on_no_front():
+    half = case(None, 9.0, 0.1, dtype="fp16", about={"receipts": {"precision": {"emulated": True}}})
+    half = replace(half, memory=MemoryTrace(reason="emulated", predicted_peak_bytes=50 * MIB))
+    advice = advise(run(PLAIN, BF16, half), 60)
+    assert plans(advice) == [BF16.plan]
+    (told,) = advice.unmeasured
+    assert (told.plan, told.predicted_peak_bytes, told.case) == (half.plan, 50 * MIB, half.id)
+    said = "\n".join(recommend.lines(advice))
+    assert "predicted, not measured" in said
+    assert "50.0 MiB predicted" in said
+    assert not advise(run(PLAIN, BF16, half), 49).unmeasured
+    untold = replace(half, memory=MemoryTrace(reason="emulated"))
+    assert not advise(run(PLAIN, BF16, untold), 60).unmeasured
 
 
 def test_work_counts_what_overlaps_decode_again():
