@@ -156,5 +156,5 @@ def _spread(values: tuple[int, ...]) -> str:
     """The least, median and largest, where they differ."""
     low, middle, high = min(values), median(values), max(values)
     if low == high:
-        return f"{in_units(high)} in each of {len(values)} rounds"
+        return f"{in_units(high)} in {f'each of {len(values)} rounds' if len(values) > 1 else 'one round'}"
     return f"{in_units(low)} to {in_units(high)}, median {in_units(round(middle))}, in {len(values)} rounds"

@@ -18,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from fidelity import admission, optimizations, serving
-from fidelity.admission import Concurrency, Way
+from fidelity.admission import Concurrency, Rule, Way
 from fidelity.bench import AT_ONCE, Alone, Bench
 from fidelity.errors import RequestError
 from fidelity.latents import unscale
@@ -68,13 +68,15 @@ def measure(
     bench = Bench(model, plan, device, _distinct(base, count, plan, device))
     with _standing_in(resident, device) as held, bench.ready():
         alone = bench.alone()
+        reserve = _rule(bench, alone, held, way)
+        _refuse_too_many(reserve, available, device)
         measured = Measured()
         with closing(Processes(model, plan, device, count, plugins)) if way == "processes" else nullcontext() as pool:
             for _ in range(rounds):
                 _round(bench, measured, held, pool)
         bench.compare([bench.serve(bench.latents[0])], "alone, after those at once,")
         written = bench.written() if bench.spoiled else ""
-    return _concluded(bench, alone, measured, way, held, available, written)
+    return _concluded(bench, alone, reserve, measured, way, available, written)
 
 
 def seeded(model: Model, shape: tuple[int, ...] | None = None) -> Tensor:
@@ -119,10 +121,34 @@ def _standing_in(size: int, device: str) -> Iterator[int]:
     if not size:
         yield 0
         return
+    on_cuda = torch.device(device).type == "cuda"
+    before = torch.cuda.memory_allocated(device) if on_cuda else 0
     with threads.record() as changes:
         buffer = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
-    yield threads.peak([changes]) if changes.events else buffer.untyped_storage().nbytes()
+    given = torch.cuda.memory_allocated(device) - before if on_cuda else threads.peak([changes])
+    yield given or buffer.untyped_storage().nbytes()
     del buffer
+
+
+def _rule(bench: Bench, alone: Alone, held: int, way: Way) -> Rule | None:
+    """What to reserve for all of the latents at once, from each alone; None where that was not measured."""
+    if not alone.decode:
+        return None
+    count = len(bench.latents)
+    return admission.rule(count=count, weights=bench.weights, decode_peak=max(alone.decode),
+                          convert_peak=max(alone.convert), resident=held,
+                          copies=count if way == "processes" else 1)  # fmt: skip
+
+
+def _refuse_too_many(reserve: Rule | None, available: int | None, device: str) -> None:
+    """Decodes that may take more than there is are not let in: the kernel would end this process, or another."""
+    if reserve is None or available is None or reserve.reserve_bytes <= available:
+        return
+    shared = reserve.weights_bytes if reserve.copies == 1 else 0
+    each = reserve.decode_bytes + reserve.conversion_bytes + (reserve.weights_bytes if reserve.copies > 1 else 0)
+    fit = max(0, (available - reserve.resident_bytes - shared) // each)
+    raise RequestError(f"{reserve.count} decodes at once may take {in_units(reserve.reserve_bytes)} and {device} has "
+                       f"{in_units(available)} left: {fit} fit")  # fmt: skip
 
 
 # ---------------------------------------------------------------- at once
@@ -169,18 +195,17 @@ def _in_threads(bench: Bench, measured: Measured, held: int) -> tuple[list[Serve
     return served, serving.in_threads(bench.serve, bench.latents)
 
 
-def _concluded(bench: Bench, alone: Alone, measured: Measured, way: Way, held: int, available: int | None,
+def _concluded(bench: Bench, alone: Alone, reserve: Rule | None, measured: Measured, way: Way, available: int | None,
                written: str) -> Concurrency:  # fmt: skip
     count = len(bench.latents)
-    reserve = peak = unneeded = None
+    peak = unneeded = None
     coincided: tuple[float, ...] = ()
-    if alone.decode and measured.peaks:
-        reserve = admission.rule(count=count, weights=bench.weights, decode_peak=max(alone.decode),
-                                 convert_peak=max(alone.convert), resident=held,
-                                 copies=count if way == "processes" else 1)  # fmt: skip
+    if not measured.peaks:
+        reserve = None
+    if reserve is not None:
         beside = reserve.decode_bytes + reserve.conversion_bytes
         peak, unneeded = bench.weights + beside, reserve.reserve_bytes - max(measured.peaks)
-        kept = reserve.copies * bench.weights + held
+        kept = reserve.copies * bench.weights + reserve.resident_bytes
         coincided = tuple((together - kept) / (count * beside) for together in measured.peaks)
     seconds = median(alone.seconds)
     on_cpu = PROCESSES_METHOD if way == "processes" else CPU_METHOD

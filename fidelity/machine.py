@@ -24,7 +24,10 @@ def bandwidth(device: str) -> tuple[float, str]:
     a, b, c = (torch.full((FLOATS[kind],), value, device=device) for value in (0.0, 1.0, 2.0))
     seconds = best(lambda: torch.add(b, c, alpha=3.0, out=a), device)
     size = a.numel() * a.element_size()
-    return 3 * size / seconds / 1e9, f"measured here: a triad over three buffers of {size // 2**20} MiB, best of {RUNS}"
+    return (
+        3 * size / seconds / 1e9,
+        f"measured here: a triad over three buffers of {size // 2**20} MiB, {_runs(device)}",
+    )
 
 
 def compute(device: str, dtype: torch.dtype) -> tuple[float, str]:
@@ -32,7 +35,13 @@ def compute(device: str, dtype: torch.dtype) -> tuple[float, str]:
     kind = torch.device(device).type
     found = [(*_product(PRODUCT[kind], device, dtype),), (*_convolution(*CONVOLUTION[kind], device, dtype),)]
     rate, what = max(found)
-    return rate, f"measured here: {what} in {str(dtype).removeprefix('torch.')}, best of {RUNS}"
+    return rate, f"measured here: {what} in {str(dtype).removeprefix('torch.')}, {_runs(device)}"
+
+
+def _runs(device: str) -> str:
+    threads = torch.get_num_threads()
+    with_ = "" if torch.device(device).type == "cuda" else f" by {threads} thread{'s' if threads > 1 else ''}"
+    return f"best of {RUNS}{with_}"
 
 
 def _product(side: int, device: str, dtype: torch.dtype) -> tuple[float, str]:

@@ -233,6 +233,12 @@ def test_processes_have_their_weights_each(capsys):
     assert found["findings"] == []
 
 
+def test_more_decodes_than_the_machine_holds_are_not_let_in(monkeypatch):
+    monkeypatch.setattr(concurrency, "available_bytes", lambda device: 50 * MB)
+    with pytest.raises(RequestError, match=r"9 decodes at once may take .* MiB and cpu has 47.7 MiB left: 3 fit"):
+        concurrency.measure(KL, small(), count=9)
+
+
 def test_a_loader_that_cannot_travel_is_refused():
     mine = SimpleNamespace(name="mine", load=lambda: None)
     with pytest.raises(RequestError, match="mine: its loader cannot be handed to another process"):
@@ -250,6 +256,7 @@ def test_a_loader_that_cannot_travel_is_refused():
         (("reference-kl", "-n", "33"), "allow 32: choose fewer"),
         (("reference-kl", "--plan", "fp16"), "fp16 is emulated on a CPU"),
         (("reference-kl", "--plan", "slicing"), "a batch of one has nothing to slice: leave it out"),
+        (("reference-kl", "--plan", "tile=15,overlap=0.33"), "cannot tile by 15 with overlap 0.33"),
         (("reference-kl", "--resident", "900000GiB"), "left; say less"),
         (("reference-kl", "--resident", "many"), "write a size above 0"),
         (("reference-kl", "--latents", "photo-pair", "--size", "64x64"), "named latents have a size of their own"),

@@ -231,9 +231,10 @@ def test_a_machine_s_rates_are_finite_and_say_how(monkeypatch):
     monkeypatch.setattr(machine, "PRODUCT", {"cpu": 64})
     monkeypatch.setattr(machine, "CONVOLUTION", {"cpu": (8, 16)})
     found = roofline.measure(KL, concurrency.seeded(KL, (1, 4, 8, 8)), DecodePlan(dtype="bf16"))
+    by = f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
     assert found.bandwidth.value > 0
-    assert found.bandwidth.origin == "measured here: a triad over three buffers of 0 MiB, best of 5"
-    assert found.compute.origin.endswith("in bfloat16, best of 5")
+    assert found.bandwidth.origin == f"measured here: a triad over three buffers of 0 MiB, best of 5 by {by}"
+    assert found.compute.origin.endswith(f"in bfloat16, best of 5 by {by}")
     assert found.whole.seconds == pytest.approx(sum(each.seconds for each in found.parts))
     assert found.whole.achieved == pytest.approx(found.whole.flops / found.whole.seconds / 1e9)
     assert found.reason is None
