@@ -139,7 +139,11 @@ class Evaluator(References):
             candidate, expected = check.function(subject, self._fresh_latents(case), case.plan)
         except Exception as error:  # a check decodes, and a decode may raise anything
             runner.reload()
-            reason = Reason("check", str(error)) if isinstance(error, EvaluationError) else crash(error)
+            exhausted = shortage.of_error(error, None, lambda: False)
+            if exhausted is not None:
+                reason = shortage.reason(exhausted)
+            else:
+                reason = Reason("check", str(error)) if isinstance(error, EvaluationError) else crash(error)
             return self._finish(case, "error", (reason,))
         receipts = {**subject.receipts, "state": runner.restore()}
         decoded = Decoded(candidate, {"check": time.perf_counter() - start}, receipts, MemoryTrace(reason=UNTRACED))

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from fidelity.errors import RequestError
 
-Allocator = Literal["CUDA", "HIP", "XPU", "MPS", "CPU", "numpy", "Python", "system", "oneDNN", "kernel"]
+Allocator = Literal["CUDA", "HIP", "XPU", "MPS", "CPU", "numpy", "Python", "system", "oneDNN", "kernel", "a case"]
 
 UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
          "KB": 2**10, "MB": 2**20, "GB": 2**30}  # fmt: skip
@@ -70,6 +70,9 @@ class Exhaustion(Struct, frozen=True):
     """Of tensors of four or five axes that the log prints before."""
     progress: str = ""
     """The last progress bar before it that came to its end."""
+    stage: str = ""
+    """In words, where the log is a run's of fidelity and says it itself; `module` then too."""
+    module: str = ""
     count: int = 1
     """How often memory ran out in this log; this is the last time."""
 
@@ -94,6 +97,10 @@ _KERNEL = re.compile(
 _LIMIT = re.compile(r"memory: usage (\d+)kB, limit (\d+)kB")
 AMBIGUOUS = re.compile(r"\bcould not (?:create|execute) a (?:primitive|memory object)\b(?! descriptor)")
 """oneDNN's words where memory ran out (ideep: dnnl_out_of_memory), and in a few other cases."""
+_OWN = re.compile(
+    rf"memory ran out(?: while ([^:(]+?))?(?: \(([^)]*)\))?: {SIZE} more were asked for(?:, {SIZE} were alive)?"
+)
+"""What `fidelity.shortage` says of a case."""
 _SILENT: tuple[tuple[Allocator, re.Pattern[str]], ...] = (
     ("CUDA", re.compile(r"(?:CUDNN|CUBLAS)_STATUS_ALLOC_FAILED|CUDA error: out of memory")),
     ("CUDA", re.compile(r"(?:(?<=Error: )|(?<=!!! ))Allocation on device(?! \d+ would)")),
@@ -157,6 +164,10 @@ def _refusals(text: str) -> Iterator[tuple[int, Exhaustion]]:
         limit = [each for each in _LIMIT.finditer(text) if each.start() < found.start()]
         yield found.start(), Exhaustion("kernel", _line(text, found), resident=_kilobytes(found[4]),
                                         total=_kilobytes(limit[-1][2]) if limit else None)  # fmt: skip
+    for found in _OWN.finditer(text):
+        yield found.start(), Exhaustion("a case", _line(text, found), _bytes(found, 3), stage=found[1] or "",
+                                        allocated=_bytes(found, 5) if found[5] else None,
+                                        module=found[2] or "")  # fmt: skip
     for allocator, pattern in _SILENT:
         for found in pattern.finditer(text):
             yield found.start(), Exhaustion(allocator, _line(text, found))

@@ -64,12 +64,15 @@ def explain(text: str, name: str = "the log") -> Explanation:
     """
     refusal = parse(text, name)
     stage, frame = stage_of(refusal.frames)
-    if stage == "unknown" and refusal.frames:
+    if refusal.stage:
+        stage = next((name for name, words in STAGES.items() if words == refusal.stage), stage)
+    elif stage == "unknown" and refusal.frames:
         raise RequestError(
             f"{name}: memory ran out, but no frame of an autoencoder, a pipeline or an image processor led there: the "
             f"innermost is {refusal.frames[-1].where}; looked for diffusers' and ComfyUI's files"
         )
     where, inner = (each.where if each is not None else "" for each in (frame, innermost(refusal.frames)))
+    where = where or refusal.module
     return Explanation(stage, where, inner, operator_of(refusal.frames), *_judged(stage, refusal, frame), refusal)
 
 
@@ -81,7 +84,7 @@ def _judged(
 ) -> tuple[tuple[Change, ...], tuple[str, ...], tuple[str, ...]]:
     pieces: list[Change] = ["fragmentation"] if _is_fragmented(refusal) else []
     change: list[Change] = [] if stage in OTHERS else [*pieces]
-    derived = list(_sums(refusal))
+    derived = [*_sums(refusal), *(refusal.message.split("; ")[1:] if refusal.stage else ())]
     text = frame.text if frame is not None else ""
     if stage in ("tile", "decode", "convert") or "cat(result_rows" in text:
         change += ["resident"] if _others_hold_most(refusal) else []
@@ -258,7 +261,8 @@ def _for_output(stage: Stage, refusal: Exhaustion, text: str) -> Iterator[str]:
     what, why = next((said for part, said in OUTPUTS.items() if part in text), ("a part of the output", ""))
     asked = refusal.requested
     size = f" ({in_units(asked)})" if asked is not None else ""
-    yield f"no decoder was running: `{text}` asks for {what}{size}{why}"
+    asking = f"`{text}` asks" if text else "what joins the parts asks"
+    yield f"no decoder was running: {asking} for {what}{size}{why}"
     if asked is None:
         return
     if "cat(result_rows" in text:
@@ -301,7 +305,7 @@ def _for_conversion(refusal: Exhaustion) -> Iterator[str]:
 
 
 def _untold(stage: Stage, refusal: Exhaustion) -> Iterator[str]:
-    if not refusal.frames:
+    if not refusal.frames and not refusal.stage:
         bar = f"; the last progress bar before it came to {refusal.progress}" if refusal.progress else ""
         yield f"the stage: the log has no traceback{bar}"
     if refusal.requested is None and refusal.resident is None:

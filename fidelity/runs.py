@@ -172,6 +172,8 @@ class Run:
             self.notes.append(
                 f"nothing is approved in {here} for {', '.join(ungated)}: regressions are not gated there"
             )
+        if self.options.memory_limit is not None and any(case.check is not None for case in self.suite.cases):
+            self.notes.append("the memory limit holds for what a golden judges: checks decode without one")
         if self._environment.get("native_bf16") is False and any(c.plan.dtype == "bf16" for c in self.suite.cases):
             self.notes.append("no bf16 instructions here: bf16 decodes are right, and slow")
 

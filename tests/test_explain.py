@@ -65,6 +65,7 @@ ANSWERS = {
     "mps-older-tile-frames": ("MPS", 512, "tile", "tile dtype", "nothing is free"),
     "mps-wan-tile": ("MPS", 1331.2, "tile", "resident tile dtype", "139.74 GiB of others"),
     "numpy-to-pil": ("numpy", 1536, "convert", "conversion", "as uint8 384.0 MiB; one of 8 items at a time 192.0 MiB"),
+    "run-of-a-case": ("a case", 12, "decode", "tile dtype", "fp32-upcast0-slice1-t0-none needs 39.1 MiB, predicted"),
     "rank-prefix": ("CUDA", 768, "assemble", "assembly dtype", "`dec = torch.cat(result_rows, dim=2)`"),
     "xpu-tile": ("XPU", 2048, "tile", "fragmentation tile dtype", "1.80 GiB + 320.0 MiB = 2.11 GiB"),
 }  # fmt: skip

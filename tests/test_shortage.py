@@ -13,8 +13,10 @@ import torch
 
 from fidelity import pool, registry, runs, shortage, suite
 from fidelity.environment import cores
+from fidelity.explain import explain
 from fidelity.memory.allocator import trace
 from fidelity.records import Case, DecodePlan, Exhausted, Expectation, RunResult, Tiling, from_json
+from fidelity.stages import STAGES
 from tests.suites import LIMITS, fidelity, write_suite
 
 MIB = 2**20
@@ -150,6 +152,14 @@ def test_the_reason_is_one_line_with_every_figure():
     )
     dead = shortage.reason(shortage.of_death("the worker process was killed by SIGKILL", None))
     assert dead.message == f"memory ran out: {shortage.DEATH}; the worker process was killed by SIGKILL"
+
+
+@pytest.mark.parametrize("stage", sorted(set(STAGES) - {"unknown"}))
+def test_the_line_of_a_case_is_a_log_that_can_be_explained(stage):
+    line = shortage.reason(Exhausted(stage, "decoder", REFUSED, 12 * MIB, None, 8 * MIB, (), "bf16", 6 * MIB)).message
+    found = explain(f"some/case: error (crash, memory), expected pass\n  {line}\n")
+    assert (found.stage, found.where, found.refusal.requested) == (stage, "decoder", 12 * MIB)
+    assert any("that fits: bf16 needs 6.0 MiB" in said for said in found.derived)
 
 
 # ---------------------------------------------------------------- the plan that fits
