@@ -128,6 +128,8 @@ def measure(
     reason = optimizations.inapplicable(plan, model, tuple(latents.shape))
     if reason is not None:
         raise RequestError(f"{model.name}: {reason}: leave it out")
+    if plan.tiling is not None and not model.family.hides_tiles:
+        model.family.tile_grid(model.geometry, (latents.shape[-2], latents.shape[-1]), plan.tiling)  # refuses bad tiles
     emulated = is_emulated(plan, device)
     if emulated and compute is None:
         raise RequestError("--dtype fp16: a CPU emulates it and has no rate of its own in it: declare --compute")

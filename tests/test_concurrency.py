@@ -101,6 +101,9 @@ def test_peaks_before_and_after_a_mark():
     assert threads.peaks_around(changes, "fidelity:convert") == (12 * MB, 10 * MB)
     with pytest.raises(KeyError):
         threads.peaks_around(changes, "fidelity:other")
+    late = Changes([(1, 5), (2, 7), (9, -12)], marks={"m": 3})
+    assert threads.peaks_around(late, "m") == (12, 12)  # what lives at the mark counts on both sides
+    assert threads.peaks_around(Changes([(1, 5), (4, 7)], marks={"m": 3}), "m") == (5, 12)
 
 
 def test_a_torch_without_it_gives_a_reason_and_no_figure(monkeypatch):
@@ -200,6 +203,16 @@ def test_state_that_is_shared_is_found_out_whatever_the_timing():
     expected = [one[:, :3].contiguous().view(torch.uint8).numpy() for one in latents]
     off = [serving.difference(one.bits, right, "float32") for one, right in zip(served, expected)]
     assert sorted(off, key=lambda each: each or 0) == [None, pytest.approx(1.0)]
+
+
+def test_the_conversion_is_part_of_a_request():
+    model = SimpleNamespace(family=SimpleNamespace(decode=lambda _, latents: latents[:, :3]), data_range=(-1.0, 1.0))
+    latents = torch.zeros(1, 4, 64, 64)
+    served = serving.request(torch.nn.Module(), model, latents, recorded=True)
+    decode, convert = threads.peaks_around(served.changes, serving.CONVERT)
+    assert decode == 0  # a view
+    assert convert >= 3 * 64 * 64 * (4 + 1)  # floats, and the bytes made of them
+    assert admission.rule(count=2, weights=0, decode_peak=decode, convert_peak=convert).reserve_bytes == 2 * convert
 
 
 def test_what_a_decode_raises_is_kept_in_one_line():

@@ -292,6 +292,7 @@ def test_parts_are_drawn_where_they_stand():
         (("--roofline", "--plan", "bf16", "--dtype", "fp32"), "give one or the other"),
         (("--roofline", "--dtype", "fp16", "--bandwidth", "9"), "a CPU emulates it"),
         (("--roofline", "--plan", "slicing", "--bandwidth", "9", "--compute", "9"), "nothing to slice: leave it out"),
+        (("--roofline", "--plan", "tile=15,overlap=0.33"), "cannot tile by 15 with overlap 0.33"),
         (("--roofline", "--bandwidth", "9", "--compute", "9", "--svg", "/no/such/folder/x.svg"), "there is no folder"),
         (("--roofline", "--device", "tpu"), "known are cpu, cuda"),
     ],
