@@ -21,7 +21,6 @@ from fidelity.environment import environment_class
 from fidelity.errors import EvaluationError
 from fidelity.golden import Golden
 from fidelity.measuring import blame, measure
-from fidelity.memory.available import available_bytes
 from fidelity.records import (
     Case,
     CaseResult,
@@ -116,9 +115,7 @@ class Evaluator(References):
 
     def fitting(self, case: Case, found: Exhausted) -> Exhausted:
         """The record of memory that ran out, with the nearest plan of the suite that fits."""
-        room = case.memory_limit if case.memory_limit is not None else available_bytes(self.device)
-        words = "the limit" if case.memory_limit is not None else "what is free"
-        return shortage.completed(found, self.plans.fitting(case, room, words))
+        return shortage.completed(found, self.plans.fitting(case, *self.plans.room(case)))
 
     def _predicted(self, plan: DecodePlan, stored: Golden, decoded: Decoded) -> Decoded:
         """The decode with what shapes alone say of its memory, where nothing was measured."""

@@ -18,6 +18,7 @@ from fidelity.estimate import seconds
 from fidelity.exhaustion import Exhaustion
 from fidelity.lazy import torch
 from fidelity.memory import allocator
+from fidelity.memory.available import available_bytes
 from fidelity.optimizations.encode import encodes
 from fidelity.optimizations.precision import is_emulated
 from fidelity.records import Case, DecodePlan, Exhausted, MemoryTrace, Model, Reason
@@ -117,7 +118,8 @@ class Plans:
         self._peaks: dict[tuple[Any, ...], int | str] = {}
 
     def peak(self, model: str, shape: tuple[int, ...], plan: DecodePlan) -> int | str:
-        """The allocated peak in bytes that shapes alone predict for latents of this shape, or why there is none."""
+        """The peak in bytes that shapes alone predict for latents of this shape, or why there is none: allocated, and
+        on CUDA, where that is what runs out, reserved."""
         if encodes(plan):
             return "not predicted: it is the encoder's memory"
         foreign = [name for name in plan.options if not _is_own(name)]
@@ -131,10 +133,19 @@ class Plans:
         key = (about.family.name, msgspec.json.encode(shaping, order="deterministic"), shape, plan.id)
         if key not in self._peaks:
             try:
-                self._peaks[key] = predict.of_shape(about, shape, plan, kind).allocated_peak_bytes
+                found = predict.of_shape(about, shape, plan, kind)
+                self._peaks[key] = found.reserved_peak_bytes or found.allocated_peak_bytes
             except Exception as error:  # a model's code may raise anything on shapes alone
                 self._peaks[key] = f"not predicted: {in_one_line(error)}"
         return self._peaks[key]
+
+    def room(self, case: Case) -> tuple[int | None, str]:
+        """Bytes that a decode of the case may have, None where nobody knows, and what that is in words."""
+        if case.memory_limit is not None:
+            return case.memory_limit, "the limit"
+        if self.device.startswith("cuda"):
+            torch.cuda.empty_cache()  # what the allocator keeps is free for the next decode
+        return available_bytes(self.device), "what is free"
 
     def fitting(self, case: Case, room: int | None, where: str) -> tuple[str | None, int | None, str | None]:
         """The plan nearest to the case's whose predicted peak is at most `room` bytes, that peak, or why there is none.

@@ -178,7 +178,8 @@ def small_suite(peaks, monkeypatch, expected=None):
         asked.append(plan)
         if isinstance(peaks[plan], Exception):
             raise peaks[plan]
-        return SimpleNamespace(allocated_peak_bytes=peaks[plan] * MIB)
+        reserved = 2 * peaks[plan] * MIB if device == "cuda" else None
+        return SimpleNamespace(allocated_peak_bytes=peaks[plan] * MIB, reserved_peak_bytes=reserved)
 
     monkeypatch.setattr(shortage.predict, "of_shape", of_shape)
     return shortage.Plans(made, made.models, "cpu"), cases[0], asked
@@ -198,6 +199,21 @@ PEAKS = {PLAIN: 68, BOTH: 14, BF16: 34, TILED: 29, DISK: 60, FP16: 1}
 def test_the_nearest_plan_changes_least_and_is_the_fastest_of_those(monkeypatch, room, plan, peak):
     plans, case, _ = small_suite(PEAKS, monkeypatch)
     assert plans.fitting(case, room * MIB, "the limit") == (plan.id, peak * MIB, None)
+
+
+def test_on_cuda_it_is_the_reserved_peak_that_must_fit(monkeypatch):
+    plans, case, _ = small_suite(PEAKS, monkeypatch)
+    plans.device = "cuda:0"
+    assert plans.fitting(case, 68 * MIB, "the limit")[:2] == (BF16.id, 68 * MIB)
+    assert plans.fitting(case, 67 * MIB, "the limit")[:2] == (FP16.id, 2 * MIB)  # not emulated there, and small
+
+
+def test_the_room_is_the_limit_or_what_is_free(monkeypatch):
+    plans, case, _ = small_suite(PEAKS, monkeypatch)
+    limited = Case("kl", "one", PLAIN, memory_limit=5 * MIB)
+    assert plans.room(limited) == (5 * MIB, "the limit")
+    monkeypatch.setattr(shortage, "available_bytes", lambda _: 7 * MIB)
+    assert plans.room(case) == (7 * MIB, "what is free")
 
 
 def test_where_nothing_fits_the_least_is_named(monkeypatch):
