@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fidelity.memory import allocator, events, sums, trace
+from fidelity.memory.kinds import classify
+from fidelity.memory.running import Given, Running
+from fidelity.memory.traced import Traced
 from fidelity.optimizations import apply_plan
 from fidelity.records import MEMORY_KINDS, DecodePlan, Tiling
 from tests.optimizations.small import MODEL, build, latents
@@ -343,3 +346,47 @@ def test_staging_is_what_a_move_needs_and_drops():
     assert memory.transfers.bytes_in == 3 * MIB
     assert max(memory.transfers.resident) == 3 * MIB
     assert memory.spans[0].name == "onload"
+
+
+# ---------------------------------------------------------------- borders of the rules
+
+
+def test_a_result_that_is_dropped_at_once_is_no_workspace():
+    """It outlived the operator that made it, if only until the next event."""
+
+    def decode():
+        torch.ones(MIB)
+
+    assert trace(decode, module=NOTHING, device="cpu")[1].peak.by_kind == {"activations": 4 * MIB}
+
+
+def test_what_lay_where_a_tile_lies_later_is_no_tile():
+    whole = events.Call("stage", "decode", 0)
+    calls = [events.Call("stage", "tile", start, whole) for start in (0, 3)]
+    calls[0].stop, calls[1].stop, whole.stop = 3, 4, 5
+    made = [
+        events.Allocation(10, 7, 0, calls[0], gone=1),  # its place is taken by the tile
+        events.Allocation(10, 7, 2, calls[0]),
+        events.Allocation(10, 8, 3, calls[1]),
+        events.Allocation(10, 9, 4, whole),
+    ]
+    recording = events.Recording(allocations=made, calls={"fidelity:tile": calls})
+    results = [[Given(7, 10, (10,), "uint8")], [Given(8, 10, (10,), "uint8")]]
+    assert classify(recording, results, [Given(9, 10, (10,), "uint8")], 5) == [
+        "activations",
+        "tiles",
+        "tiles",
+        "output",
+    ]
+
+
+def test_weights_that_come_and_go_within_a_share_count_in_it():
+    from fidelity.residency import Move
+
+    onload, offload = (events.Call("stage", name, instant) for name, instant in (("onload", 1), ("offload", 2)))
+    recording = events.Recording(alive=[1, 2, 3, 4], calls={"fidelity:onload": [onload], "fidelity:offload": [offload]})
+    moves = [Move("in", 90, 10, 100), Move("out", 90, 100, 10)]
+    traced = Traced(recording, Running(moves=moves), [])
+    assert traced._moved([(0, 4)]) == (100,)
+    assert traced._moved([(0, 1), (1, 2), (2, 3), (3, 4)]) == (10, 100, 100, 10)
+    assert traced._moved([(0, 1), (1, 4)]) == (10, 100)
