@@ -27,7 +27,7 @@ from fidelity.errors import RequestError
 from fidelity.memory import allocator
 from fidelity.models import configs
 from fidelity.optimizations.precision import is_emulated
-from fidelity.records import DecodePlan, Geometry, Model, Temporal, Tiling
+from fidelity.records import DecodePlan, Model, Temporal, Tiling
 from fidelity.runner import Runner
 from fidelity.wording import in_units
 
@@ -50,13 +50,12 @@ TINY = {"_class_name": "AutoencoderTiny", "encoder_block_out_channels": [32] * 4
         "decoder_block_out_channels": [32] * 4, "num_decoder_blocks": [1] * 4}  # fmt: skip
 HUNYUAN = {"_class_name": "AutoencoderKLHunyuanVideo", "block_out_channels": [8, 8, 8, 8], "latent_channels": 4,
            "layers_per_block": 1, "norm_num_groups": 4}  # fmt: skip
-VIDEO = Geometry(spatial=8, temporal=4, latent_channels=4, video=True)
 FAMILIES = (
-    (KL, Geometry(spatial=2, latent_channels=4), ((1, 4, 64, 64), (2, 4, 33, 65))),
-    (WAN, VIDEO, ((1, 4, 1, 32, 32), (1, 4, 3, 32, 32), (1, 4, 5, 24, 40), (2, 4, 2, 32, 32))),
-    (DC, Geometry(spatial=2, latent_channels=4), ((1, 4, 64, 64), (2, 4, 64, 48))),
-    (TINY, Geometry(spatial=8, latent_channels=4), ((1, 4, 32, 32), (2, 4, 64, 64))),
-    (HUNYUAN, VIDEO, ((1, 4, 2, 16, 16), (1, 4, 3, 32, 32))),
+    (KL, ((1, 4, 64, 64), (2, 4, 33, 65))),
+    (WAN, ((1, 4, 1, 32, 32), (1, 4, 3, 32, 32), (1, 4, 5, 24, 40), (2, 4, 2, 32, 32))),
+    (DC, ((1, 4, 64, 64), (2, 4, 64, 48))),
+    (TINY, ((1, 4, 32, 32), (2, 4, 64, 64))),
+    (HUNYUAN, ((1, 4, 2, 16, 16), (1, 4, 3, 32, 32))),
 )
 PUBLISHED = (  # configuration, side, dtype, allocated and reserved GiB, held out
     ("qwen-image", 512, "fp16", 1.27, 1.31, False),
@@ -174,8 +173,8 @@ def _point(model: Model, shape: tuple[int, ...], plan: DecodePlan, measured: flo
 
 def of_families() -> Iterator[Point]:
     """Small instances of five classes in fp32 and bf16, plain."""
-    for config, geometry, shapes in FAMILIES:
-        family = configs.UntiledFamily(config["_class_name"], geometry)
+    for config, shapes in FAMILIES:
+        family = registry.FAMILIES.get(config["_class_name"])
         model = family.describe(config["_class_name"].lower(), config, lambda: None)
         for dtype in (torch.float32, torch.bfloat16):
             module = family.build(config).to(dtype)

@@ -219,6 +219,10 @@ class _Building:
         _, where, shape, strides, offset, size, dtype, device = spec
         if isinstance(where, tuple):
             if where[1] not in self.new:
+                if not offset and size == dtype.itemsize * (1 + sum((n - 1) * s for n, s in zip(shape, strides))):
+                    new = torch.empty_strided(shape, strides, dtype=dtype, device=device)  # all of its storage
+                    self.new[where[1]] = new
+                    return new
                 self.new[where[1]] = torch.empty(size // dtype.itemsize, dtype=dtype, device=device)
             base = self.new[where[1]]
         else:
