@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fidelity.memory import allocator, events, sums, trace
+from fidelity.memory import allocator, events, interruption, sums, trace
 from fidelity.memory.kinds import classify
 from fidelity.memory.running import Given, Running
 from fidelity.memory.traced import Traced
@@ -390,3 +390,50 @@ def test_weights_that_come_and_go_within_a_share_count_in_it():
     assert traced._moved([(0, 4)]) == (100,)
     assert traced._moved([(0, 1), (1, 2), (2, 3), (3, 4)]) == (10, 100, 100, 10)
     assert traced._moved([(0, 1), (1, 4)]) == (10, 100)
+
+
+# ---------------------------------------------------------------- a decode that raises
+
+
+def test_what_an_operator_held_when_it_was_refused_is_told_though_it_unwound():
+    whole = events.Call("stage", "decode", 0)
+    operator = events.Call("operator", "conv2d", 1, whole)
+    whole.stop, operator.stop = 3, 3
+    recording = events.Recording(
+        allocations=[events.Allocation(10, 7, 0, whole), events.Allocation(20, 8, 1, operator, gone=2)],
+        changes=[(0, 10), (1, 20), (1, -20)],
+        totals=[10, 30, 10],
+        alive=[10, 30, 10],
+        calls={"fidelity:decode": [whole]},
+        refused=[(2, operator)],
+    )
+    error = RuntimeError("no room")
+    interruption.tell(error, recording, Running(stages=["tile"], modules=["decoder", "decoder.conv"]), [5])
+    lived = interruption.interrupted(error)
+    assert (lived.alive_bytes, lived.operator, lived.module) == (35, "conv2d", "decoder.conv")
+    assert lived.held[0].bytes == 20
+    assert lived.trace.allocated_peak_bytes == 35
+
+
+def test_modules_that_have_returned_or_whose_error_was_caught_are_not_where_it_raised():
+    class Holder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fails, self.works = torch.nn.Conv2d(3, 3, 1), torch.nn.Identity()
+
+        def forward(self, x):
+            with pytest.raises(RuntimeError):
+                self.fails(x)
+            return self.works(x)
+
+    holder = torch.nn.Module()
+    holder.decoder = Holder()
+
+    def decode():
+        holder.decoder(torch.zeros(1, 4, 2, 2))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        trace(decode, module=holder, device="cpu")
+    lived = allocator.interrupted(raised.value)
+    assert (lived.stage, lived.module) == ("decode", "")
