@@ -2,7 +2,7 @@
 
 A sampler's timesteps are such: the code asks which step it is at, and a tensor without data has no answer. What is made
 of numbers in the source, and of nothing else, has the same values for every input, on every device: it is computed on
-the CPU, and asked there. What depends on latents, weights or a random generator has no value here, and is never guessed.
+the CPU, and asked there. What depends on latents, weights or a random generator has no value, and is never guessed.
 """
 
 from __future__ import annotations
