@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from itertools import islice
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,6 +20,7 @@ from fidelity.records import DecodePlan, Temporal, Tiling
 registry.load_plugins()
 KL = registry.MODELS.get("reference-kl")
 SIZE = (128, 128)
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def run(capsys, *arguments):
@@ -258,6 +262,28 @@ def test_a_config_is_enough(tmp_path, capsys):
         code, out, _ = run(capsys, f"mine={path}", "--size", "64x64")
         assert code == 0
         assert out.startswith("mine · AutoencoderKL")
+
+
+# ---------------------------------------------------------------- the benchmark, a sample of it
+
+
+@pytest.mark.slow
+def test_a_sample_of_the_benchmark_is_within_its_limits(capsys):
+    spec = importlib.util.spec_from_file_location("benchmark_of_predictions", ROOT / "benchmarks" / "prediction.py")
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        matrix = list(benchmark.of_matrix(ROOT / "suites" / "reference.toml", 60))
+        points = [*matrix, *islice(benchmark.of_families(), 2), *islice(benchmark.of_published(), 1)]
+    finally:
+        torch.set_num_threads(before)
+    assert len(matrix) >= 2
+    assert all(abs(point.error) < 0.005 for point in points)
+    assert benchmark.plot(points).count("<circle") == len(points)
+    assert benchmark.of_published_families(["taesd"])
+    assert "taesd" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- requests that cannot be
