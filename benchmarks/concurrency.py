@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 from fidelity import DecodePlan, Tiling, registry
-from fidelity.concurrency import measure, seeded
+from fidelity.concurrency.together import measure, seeded
 from fidelity.environment import cores, make_deterministic
 from fidelity.errors import FidelityError, in_one_line
 from fidelity.predict import of_shape

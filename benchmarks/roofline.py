@@ -12,10 +12,11 @@ import argparse
 
 import torch
 
-from fidelity import registry, roofline
-from fidelity.concurrency import seeded
+from fidelity import registry
+from fidelity.concurrency.together import seeded
 from fidelity.models import configs
 from fidelity.records import DecodePlan
+from fidelity.roofline import roof
 
 SHIPPED = (("reference-kl", (1, 4, 32, 32)), ("reference-tiny", (1, 4, 32, 32)), ("reference-video", (1, 4, 2, 16, 16)))
 PUBLISHED = ("sdxl", "dc-ae-f32c32-sana", "qwen-image", "wan21", "wan22-ti2v", "taesd", "mochi", "ltx-video")
@@ -27,7 +28,7 @@ def run_here() -> None:
     print("|---|---|--:|--:|---|--:|--:|--:|--:|")
     for name, shape in SHIPPED:
         model = registry.MODELS.get(name)
-        found = roofline.measure(model, seeded(model, shape))
+        found = roof.measure(model, seeded(model, shape))
         whole = found.whole.seconds or 0.0
         for one in (*found.parts, found.whole):
             if one.seconds is None or one.seconds < LEAST * whole:
@@ -50,7 +51,7 @@ def on_shapes() -> None:
         model = configs.from_name(name)
         side, frames = 1024 // model.geometry.spatial, ((1,) if model.geometry.video else ())
         shape = (1, model.geometry.latent_channels, *frames, side, side)
-        found = roofline.measure(model, torch.zeros(shape), DecodePlan(), bandwidth=100, compute=1000, weights=False)
+        found = roof.measure(model, torch.zeros(shape), DecodePlan(), bandwidth=100, compute=1000, weights=False)
         whole = found.whole
         waits = whole.waiting_seconds / whole.least_seconds
         print(f"| {name} | {whole.flops / 1e12:.2f} | {whole.bytes / 1e9:.1f} | {whole.intensity or 0:.0f} | "

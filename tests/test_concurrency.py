@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fidelity import admission, concurrency, registry, serving
+from fidelity import registry
 from fidelity.cli import main
+from fidelity.concurrency import admission, serving, together
 from fidelity.errors import RequestError
 from fidelity.memory import allocator, threads
 from fidelity.memory.threads import Changes
@@ -35,7 +36,7 @@ def _one_thread():
 
 def small(model=KL, side=16):
     frames = (2,) if model.geometry.video else ()
-    return concurrency.seeded(model, (1, model.geometry.latent_channels, *frames, side, side))
+    return together.seeded(model, (1, model.geometry.latent_channels, *frames, side, side))
 
 
 def status(capsys, *words):
@@ -111,7 +112,7 @@ def test_a_torch_without_it_gives_a_reason_and_no_figure(monkeypatch):
     with threads.record() as changes:
         torch.empty(MB)
     assert (changes.events, changes.reason) == ([], threads.ABSENT)
-    found = concurrency.measure(TINY, small(TINY), count=2, rounds=1)
+    found = together.measure(TINY, small(TINY), count=2, rounds=1)
     assert found.rule is found.alone_peak_bytes is found.unneeded_bytes is None
     assert found.peaks == ()
     assert found.reason == threads.ABSENT
@@ -157,7 +158,7 @@ def test_whatever_the_timing_no_sum_is_above_the_rule(sizes, random):
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [DecodePlan(), DecodePlan(tiling=Tiling(8, 0.25))], ids=["plain", "tiled"])
 def test_measured_together_stays_within_the_rule_and_prediction_within_five_percent(plan):
-    found = concurrency.measure(KL, small(), plan, count=3, rounds=2)
+    found = together.measure(KL, small(), plan, count=3, rounds=2)
     assert found.findings == ()
     assert len(found.peaks) == len(found.seconds_together) == 2
     assert max(found.peaks) <= found.rule.reserve_bytes
@@ -171,8 +172,8 @@ def test_measured_together_stays_within_the_rule_and_prediction_within_five_perc
 
 
 def test_a_stand_in_is_allocated_and_counted():
-    plain = concurrency.measure(TINY, small(TINY), count=2, rounds=1)
-    beside = concurrency.measure(TINY, small(TINY), count=2, rounds=1, resident=30 * MB)
+    plain = together.measure(TINY, small(TINY), count=2, rounds=1)
+    beside = together.measure(TINY, small(TINY), count=2, rounds=1, resident=30 * MB)
     assert beside.rule.resident_bytes == 30 * MB
     assert beside.rule.reserve_bytes - plain.rule.reserve_bytes == 30 * MB
     assert 30 * MB < min(beside.peaks) <= max(beside.peaks) <= beside.rule.reserve_bytes
@@ -247,9 +248,9 @@ def test_processes_have_their_weights_each(capsys):
 
 
 def test_more_decodes_than_the_machine_holds_are_not_let_in(monkeypatch):
-    monkeypatch.setattr(concurrency, "available_bytes", lambda device: 50 * MB)
+    monkeypatch.setattr(together, "available_bytes", lambda device: 50 * MB)
     with pytest.raises(RequestError, match=r"9 decodes at once may take .* MiB and cpu has 47.7 MiB left: 3 fit"):
-        concurrency.measure(KL, small(), count=9)
+        together.measure(KL, small(), count=9)
 
 
 def test_a_loader_that_cannot_travel_is_refused():
@@ -293,7 +294,7 @@ def test_a_wrong_request_is_one_line(capsys, words, said):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_cuda_each_thread_has_a_stream_and_the_counters_see_all():
-    found = concurrency.measure(KL, small(), count=3, rounds=2, device="cuda", resident=30 * MB)
+    found = together.measure(KL, small(), count=3, rounds=2, device="cuda", resident=30 * MB)
     assert found.findings == ()
     assert max(found.peaks) <= found.rule.reserve_bytes
     assert found.reserved_peak_bytes >= max(found.peaks)

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from fidelity import concurrency, machine, optimizations, registry, roofline, roofplot, work
+from fidelity import optimizations, registry
 from fidelity.cli import main
+from fidelity.concurrency import together
 from fidelity.errors import RequestError
 from fidelity.models import configs
 from fidelity.records import DecodePlan, Tiling, from_json, to_json
-from fidelity.roofline import ceiling, part
+from fidelity.roofline import machine, plot, roof, work
+from fidelity.roofline.roof import ceiling, part
 
 registry.load_plugins()
 KL = registry.MODELS.get("reference-kl")
@@ -230,7 +232,7 @@ def test_a_machine_s_rates_are_finite_and_say_how(monkeypatch):
     monkeypatch.setattr(machine, "FLOATS", {"cpu": 2**16})
     monkeypatch.setattr(machine, "PRODUCT", {"cpu": 64})
     monkeypatch.setattr(machine, "CONVOLUTION", {"cpu": (8, 16)})
-    found = roofline.measure(KL, concurrency.seeded(KL, (1, 4, 8, 8)), DecodePlan(dtype="bf16"))
+    found = roof.measure(KL, together.seeded(KL, (1, 4, 8, 8)), DecodePlan(dtype="bf16"))
     by = f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
     assert found.bandwidth.value > 0
     assert found.bandwidth.origin == f"measured here: a triad over three buffers of 0 MiB, best of 5 by {by}"
@@ -238,8 +240,8 @@ def test_a_machine_s_rates_are_finite_and_say_how(monkeypatch):
     assert found.whole.seconds == pytest.approx(sum(each.seconds for each in found.parts))
     assert found.whole.achieved == pytest.approx(found.whole.flops / found.whole.seconds / 1e9)
     assert found.reason is None
-    assert from_json(to_json(found), roofline.Roofline) == found
-    assert "by operator" in "\n".join(roofline.lines(found))
+    assert from_json(to_json(found), roof.Roofline) == found
+    assert "by operator" in "\n".join(roof.lines(found))
 
 
 def test_published_configurations_need_no_weights(capsys, tmp_path):
@@ -249,7 +251,7 @@ def test_published_configurations_need_no_weights(capsys, tmp_path):
     assert code == 0
     assert "bandwidth  100 GB/s, declared" in out
     assert "the two meet at 10 FLOP per byte" in out
-    assert f"not run: {roofline.WEIGHTLESS}" in out
+    assert f"not run: {roof.WEIGHTLESS}" in out
     assert "It says nothing of how much memory a decode needs" in out
     assert "of the ceiling" not in out  # nothing was reached
     drawn = xml.fromstring(picture.read_text())
@@ -265,17 +267,17 @@ def test_the_command_has_it_all_as_data(capsys):
     assert code == 0
     assert found["compute"] == {"value": 1000.0, "origin": "declared"}
     assert found["whole"]["flops"] == sum(each["flops"] for each in found["parts"])
-    assert found["reason"] == roofline.EMULATED
+    assert found["reason"] == roof.EMULATED
 
 
 def test_parts_are_drawn_where_they_stand():
     model = configs.from_name("taesd")  # dozens of parts
-    found = roofline.measure(model, torch.zeros(1, 4, 8, 8), bandwidth=100, compute=1000, weights=False)
-    assert len(list(xml.fromstring(roofplot.svg(found)))) > 20
-    axes = roofplot.Axes(found, [("p", 1.0, 100.0, True)])
+    found = roof.measure(model, torch.zeros(1, 4, 8, 8), bandwidth=100, compute=1000, weights=False)
+    assert len(list(xml.fromstring(plot.svg(found)))) > 20
+    axes = plot.Axes(found, [("p", 1.0, 100.0, True)])
     assert axes.x(1.0) < axes.x(10.0)
     assert axes.y(100.0) > axes.y(1000.0)
-    assert roofplot.LEFT <= axes.x(1.0) <= roofplot.WIDTH - roofplot.RIGHT
+    assert plot.LEFT <= axes.x(1.0) <= plot.WIDTH - plot.RIGHT
 
 
 @pytest.mark.parametrize(
@@ -307,6 +309,6 @@ def test_a_wrong_request_is_one_line(capsys, words, said):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_cuda_rates_and_seconds_wait_for_the_device():
-    found = roofline.measure(KL, concurrency.seeded(KL, (1, 4, 32, 32)), device="cuda")
+    found = roof.measure(KL, together.seeded(KL, (1, 4, 32, 32)), device="cuda")
     assert found.bandwidth.value > 50
     assert 0 < found.whole.achieved < found.compute.value

@@ -43,8 +43,8 @@ def concurrency(name: str, size: str | None, frames: int | None, batch: int | No
     if size is None and (frames, batch) != (None, None):
         raise RequestError("--frames and --batch go with --size HxW")
     held = parse_bytes(resident) if resident is not None else 0
-    from fidelity import admission, plans
-    from fidelity import concurrency as concurrency_
+    from fidelity import plans
+    from fidelity.concurrency import admission, together
     from fidelity.environment import check_device, make_deterministic
     from fidelity.records import DecodePlan, to_json
 
@@ -52,7 +52,7 @@ def concurrency(name: str, size: str | None, frames: int | None, batch: int | No
     check_device(device)
     make_deterministic(1)
     fed = _latents(registry, chosen, latents, parse_size(size) if size is not None else None, frames, batch)
-    found = concurrency_.measure(chosen, fed, wanted, count=count, resident=held, rounds=rounds, device=device,
+    found = together.measure(chosen, fed, wanted, count=count, resident=held, rounds=rounds, device=device,
                                  way="processes" if processes else "threads", plugins=plugins)  # fmt: skip
     if as_json:
         click.echo(to_json(found).decode())
@@ -64,10 +64,10 @@ def concurrency(name: str, size: str | None, frames: int | None, batch: int | No
 
 def _latents(registry: Any, model: Any, name: str | None, size: tuple[int, int] | None, frames: int | None,
              batch: int | None) -> Tensor:  # fmt: skip
-    from fidelity import concurrency as concurrency_
+    from fidelity.concurrency import together
     from fidelity.predict import latents_shape
 
     if name is not None:
         return registry.LATENTS.get(name).make(model, model.load()).tensor
     shape = latents_shape(model, size, frames, 1 if batch is None else batch) if size is not None else None
-    return concurrency_.seeded(model, shape)
+    return together.seeded(model, shape)

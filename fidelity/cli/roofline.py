@@ -22,14 +22,16 @@ def refuse_without(roofline: bool, options: dict[str, Any]) -> None:
 
 def show(name: str, registry: Any, mine: Any, device: str, options: dict[str, Any], as_json: bool) -> int:
     """Print the roofline of a model with weights, or of a configuration on shapes alone."""
-    from fidelity import concurrency, plans, roofline, roofplot
+    from fidelity import plans
+    from fidelity.concurrency import together
     from fidelity.environment import check_device
     from fidelity.predict import latents_shape
     from fidelity.records import to_json
+    from fidelity.roofline import plot, roof
 
     for value, what, unit in ((options["bandwidth"], "bandwidth", "GB/s"), (options["compute"], "compute", "GFLOP/s")):
         if value is not None:
-            roofline.rate(value, f"--{what}", unit)
+            roof.rate(value, f"--{what}", unit)
     if options["plan"] is not None and options["dtype"] is not None:
         raise RequestError("--plan and --dtype: give one or the other")
     plan = (plans.parse_plan(options["plan"], registry) if options["plan"] is not None
@@ -45,13 +47,13 @@ def show(name: str, registry: Any, mine: Any, device: str, options: dict[str, An
     if options["size"] is not None:
         batch = 1 if options["batch"] is None else options["batch"]
         shape = latents_shape(model, parse_size(options["size"]), options["frames"], batch)
-    found = roofline.measure(model, concurrency.seeded(model, shape), plan, bandwidth=options["bandwidth"],
+    found = roof.measure(model, together.seeded(model, shape), plan, bandwidth=options["bandwidth"],
                              compute=options["compute"], device=device, weights=weights)  # fmt: skip
     if options["svg"] is not None:
-        options["svg"].write_text(roofplot.svg(found), encoding="utf-8")
+        options["svg"].write_text(plot.svg(found), encoding="utf-8")
     if as_json:
         click.echo(to_json(found).decode())
         return 0
-    for line in roofline.lines(found):
+    for line in roof.lines(found):
         click.echo(line)
     return 0

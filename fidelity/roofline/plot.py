@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from fidelity.roofline import Part, Roofline
+from fidelity.roofline.roof import Part, Roofline
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 460, 64, 200, 34, 52
 MOST = 20

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from fidelity import machine, optimizations, work
+from fidelity import optimizations
 from fidelity.errors import RequestError
 from fidelity.lazy import torch
 from fidelity.optimizations.precision import is_emulated
 from fidelity.records import DecodePlan, Model
+from fidelity.roofline import machine, work
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fidelity import optimizations, serving
+from fidelity import optimizations
+from fidelity.concurrency import serving
+from fidelity.concurrency.serving import Served
 from fidelity.errors import EvaluationError
 from fidelity.lazy import torch
 from fidelity.memory import allocator, cuda, threads
 from fidelity.records import DecodePlan, Model
 from fidelity.runner import Runner
-from fidelity.serving import Served
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

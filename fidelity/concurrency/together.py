@@ -17,9 +17,11 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
-from fidelity import admission, optimizations, serving
-from fidelity.admission import Concurrency, Rule, Way
-from fidelity.bench import AT_ONCE, Alone, Bench
+from fidelity import optimizations
+from fidelity.concurrency import admission, serving
+from fidelity.concurrency.admission import Concurrency, Rule, Way
+from fidelity.concurrency.bench import AT_ONCE, Alone, Bench
+from fidelity.concurrency.serving import Processes, Served
 from fidelity.errors import RequestError
 from fidelity.latents import unscale
 from fidelity.lazy import torch
@@ -29,7 +31,6 @@ from fidelity.memory.resident import resident_peak
 from fidelity.optimizations.precision import is_emulated
 from fidelity.prediction import in_units
 from fidelity.records import DecodePlan, Model
-from fidelity.serving import Processes, Served
 
 if TYPE_CHECKING:
     from torch import Tensor
