@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable, Iterator
 
 from fidelity import optimizations
-from fidelity.memory import law as law_
-from fidelity.memory.law import Law
 from fidelity.prediction import Fits, Prediction
 from fidelity.records import DecodePlan, Model
+from fidelity.simulation import law as law_
+from fidelity.simulation.law import Law
 from fidelity.wording import in_units
 
 At = Callable[[tuple[int, ...]], Prediction]

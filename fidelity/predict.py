@@ -3,7 +3,7 @@
     prediction = predict(model, (1024, 1024), DecodePlan(dtype="fp16"), device="cuda")
     prediction.allocated_peak_bytes
 
-The decode runs on shapes alone (`memory.simulate`), under the project's own optimizations; what kernels allocate for
+The decode runs on shapes alone (`simulation`), under the project's own optimizations; what kernels allocate for
 themselves and when weights are resident is modelled beside it. How near this comes: docs/design/prediction.md.
 """
 
@@ -19,17 +19,17 @@ from msgspec.structs import replace
 from fidelity import extent, optimizations, registry
 from fidelity.errors import EvaluationError, RequestError
 from fidelity.lazy import torch
-from fidelity.memory import caching, schedule
-from fidelity.memory.ledger import Holding as Held
-from fidelity.memory.ledger import Ledger
-from fidelity.memory.repeat import Memo
-from fidelity.memory.simulate import place, simulate
 from fidelity.optimizations.encode import encodes, view
 from fidelity.optimizations.weights import kept_in_fp32
 from fidelity.prediction import Largest, Prediction, Together, findings
 from fidelity.records import DecodePlan, MemoryKind, Model
 from fidelity.records.memory import Holding, Stage
 from fidelity.runner import image_of
+from fidelity.simulation import caching, schedule
+from fidelity.simulation.ledger import Holding as Held
+from fidelity.simulation.ledger import Ledger
+from fidelity.simulation.repeat import Memo
+from fidelity.simulation.simulate import place, simulate
 
 if TYPE_CHECKING:
     from torch import nn

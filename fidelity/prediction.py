@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from fidelity.memory.law import Law
 from fidelity.records import DecodePlan
 from fidelity.records.memory import Holding, Stage
+from fidelity.simulation.law import Law
 from fidelity.wording import in_units
 
 METHOD = "operators on shapes alone + workspace, attention kernel and residency of weights as modelled"

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from fidelity import optimizations, predict
 from fidelity.errors import EvaluationError, FidelityError, IllegalTiling, RequestError, in_one_line
-from fidelity.memory.repeat import Memo
 from fidelity.prediction import Prediction, in_units
 from fidelity.receptive import Reach, reach_of
 from fidelity.recommend import Advice, Budget, Offer, code
 from fidelity.records import DecodePlan, DTypeName, Model, OffloadName, Temporal, Tiling
+from fidelity.simulation.repeat import Memo
 
 if TYPE_CHECKING:
     pass

@@ -17,7 +17,7 @@ LAYERS = (
     {"errors", "lazy"},
     {"records", "trend", "wording"},
     {"registry", "environment", "signal", "residency", "tensorfile", "photographs"},
-    {"models", "latents", "optimizations", "memory", "metrics", "detectors", "gates", "attribution"},
+    {"models", "latents", "optimizations", "memory", "simulation", "metrics", "detectors", "gates", "attribution"},
     {
         "runner",
         "conversion",

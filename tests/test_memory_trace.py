@@ -274,8 +274,8 @@ def test_where_a_tiled_decode_peaks(module):
 @torch.no_grad()
 def moved(module, mode):
     """The trace under an offload; how often each module with parameters of its own was called; the predicted peak."""
-    from fidelity.memory import schedule
-    from fidelity.memory.ledger import Ledger
+    from fidelity.simulation import schedule
+    from fidelity.simulation.ledger import Ledger
 
     z, calls, ledger = latents(1, 16, 16), {}, Ledger()
     handles = [part.register_forward_pre_hook(lambda part, _: calls.update({part: calls.get(part, 0) + 1}))

@@ -13,13 +13,14 @@ from torch import nn
 import fidelity.models  # noqa: F401  registers
 from fidelity import optimizations, registry
 from fidelity.errors import EvaluationError, ModelError
-from fidelity.memory import allocator, attention, caching, law, layouts, profiler, repeat, schedule
-from fidelity.memory.ledger import Holding, Ledger, Script
-from fidelity.memory.simulate import simulate
+from fidelity.memory import allocator, profiler
 from fidelity.models import configs
 from fidelity.optimizations.weights import kept_in_fp32
 from fidelity.records import DecodePlan, Geometry, Tiling
 from fidelity.registry import FAMILIES
+from fidelity.simulation import attention, caching, law, layouts, repeat, schedule
+from fidelity.simulation.ledger import Holding, Ledger, Script
+from fidelity.simulation.simulate import simulate
 
 MIB = 2**20
 registry.load_plugins()

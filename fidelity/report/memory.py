@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from fidelity.memory import law
 from fidelity.records import CaseResult, DecodePlan, Holding, MemoryTrace, RunResult, Stage
 from fidelity.report import words
 from fidelity.report.comment import code, text
+from fidelity.simulation import law
 
 LEVELS = 36**2 - 1
 """What was alive over time is written with two digits of base 36 a share, the most alive being the largest: a picture

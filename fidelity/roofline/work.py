@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from fidelity import optimizations
 from fidelity.errors import ModelError
 from fidelity.lazy import torch
-from fidelity.memory.simulate import place
 from fidelity.optimizations.observe import tensors
 from fidelity.optimizations.weights import kept_in_fp32
 from fidelity.records import DecodePlan, Model
 from fidelity.roofline.machine import clock
+from fidelity.simulation.simulate import place
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

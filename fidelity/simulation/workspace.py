@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fidelity.lazy import torch
-from fidelity.memory import cudnn, onednn
+from fidelity.simulation import cudnn, onednn
 
 Sizes = dict[str, int]
 """Bytes by what they are for."""

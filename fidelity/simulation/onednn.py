@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from fidelity.lazy import torch
-from fidelity.memory import layouts
+from fidelity.simulation import layouts
 
 Sizes = dict[str, int]
 _ROW = 4096

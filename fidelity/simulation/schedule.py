@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from fidelity.errors import EvaluationError
 from fidelity.lazy import torch
-from fidelity.memory.ledger import Holding, Ledger
+from fidelity.simulation.ledger import Holding, Ledger
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fidelity.lazy import torch
-from fidelity.memory.ledger import Ledger, Log, Script
+from fidelity.simulation.ledger import Ledger, Log, Script
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

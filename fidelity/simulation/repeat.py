@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from fidelity.memory.ledger import Ledger
-from fidelity.memory.replay import Follower, Known, Replay
+from fidelity.simulation.ledger import Ledger
+from fidelity.simulation.replay import Follower, Known, Replay
 
 if TYPE_CHECKING:
     from torch import nn

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from fidelity.errors import ModelError
 from fidelity.lazy import torch
-from fidelity.memory import attention, layouts, repeat, schedule, workspace
-from fidelity.memory.constants import Constants
-from fidelity.memory.ledger import Holding, Ledger
+from fidelity.simulation import attention, layouts, repeat, schedule, workspace
+from fidelity.simulation.constants import Constants
+from fidelity.simulation.ledger import Holding, Ledger
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
