@@ -27,6 +27,8 @@ WHOLE, CUT = (1 / 2, 2 / 3, 2.0, 3.0), (3 / 2, 2.0, 3.0, 1 / 2)
 them do not show the law of many: tiled pictures are larger."""
 FITTED = 3
 TRIES = 8
+MOST_VALUES = 2**40
+"""Values of the largest sample that is predicted: torch counts bytes in 63 bits, and no machine holds so much."""
 CLOSE = 64
 """The largest picture is found to a 64th of its height, or to a latent pixel."""
 
@@ -49,7 +51,7 @@ def largest(model: Model, plan: DecodePlan, shape: Shape, law: Law, found: Predi
     fits = need(found) <= budget
     height, width = shape[-2:]
     least = _least(plan, model, shape)
-    low, high, best = 0, 0, None
+    low, high, best = 0, _beyond(model, shape), None
     beside = max(0, need(found) - found.allocated_peak_bytes)  # of which the law knows nothing
     aim = _rows(law.pixels(max(0, budget - beside)), shape, model)
     for _ in range(TRIES):
@@ -74,6 +76,25 @@ def largest(model: Model, plan: DecodePlan, shape: Shape, law: Law, found: Predi
         return Fits(budget, fits, None, None, None, reason=_too_large(law, budget, least))
     size = _pixels(model, best.latents)
     return Fits(budget, fits, *size, need(best), law.peak(*size))
+
+
+def only(size: tuple[int, int], need: int, budget: int) -> Fits:
+    """What a budget allows of a class that decodes one size (height, width) alone."""
+    if need <= budget:
+        return Fits(budget, True, *size, need, reason="the only size that the class decodes")
+    return Fits(budget, False, None, None, None, reason=f"it needs {in_units(need)}, and decodes this size alone")
+
+
+def _beyond(model: Model, shape: Shape) -> int:
+    """Rows of latents of this shape's proportions from which on nothing is predicted."""
+    return math.ceil(shape[-2] * math.sqrt(MOST_VALUES / values(model, shape)))
+
+
+def values(model: Model, shape: Shape) -> int:
+    """Values of the sample that latents of this shape decode to."""
+    geometry = model.geometry
+    frames = geometry.sample_frames(shape[2]) if geometry.video else 1
+    return shape[0] * geometry.sample_channels * frames * math.prod(_pixels(model, shape))
 
 
 def _share(law: Law, rows: int, shape: Shape, model: Model, needed: int, budget: int) -> float:

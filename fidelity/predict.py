@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from fidelity import extent, optimizations, registry
+from fidelity import admission, extent, optimizations, registry
 from fidelity.errors import EvaluationError, RequestError
 from fidelity.lazy import torch
 from fidelity.optimizations.encode import encodes, view
@@ -59,30 +60,31 @@ def predict(
 
     fp16 is predicted as a device computes it, also where a CPU would emulate it. `concurrency` decodes at once share
     the weights; `resident` bytes of something else stay on the device. A `budget` in bytes, for all of that together,
-    brings the law. Raises RequestError for a size, plan or device that cannot be.
+    brings the law, but of a class of one size. Raises RequestError for a size, plan or device that cannot be.
     """
     start = time.perf_counter()
     plan = plan if plan is not None else DecodePlan()
     shape = latents_shape(model, size, frames, batch)
-    _refuse(model, plan, shape, device, concurrency, resident)
+    _refuse(model, plan, shape, device, concurrency, resident, with_law)
     memo: Memo = {}
 
     def at(other: tuple[int, ...]) -> Prediction:
         return of_shape(model, other, plan, device, memo)
 
     def need(one: Prediction) -> int:
-        return together(one, concurrency, resident).allocated_peak_bytes
+        return together(one, concurrency, resident).rule.reserve_bytes
 
     found = at(shape)
     if registry.cuts(plan):
         found = replace(found, untiled_peak_bytes=of_shape(model, shape, uncut(plan), device).allocated_peak_bytes)
     if concurrency > 1 or resident:
         found = replace(found, together=together(found, concurrency, resident))
-    if with_law or budget is not None:
-        found = replace(found, law=extent.law_of(model, plan, shape, found, at))
-    if budget is not None and found.law is not None:
-        room = extent.largest(model, plan, shape, found.law, found, budget, at, need)
-        found = replace(found, budget=room)
+    if model.geometry.size is not None and budget is not None:
+        found = replace(found, budget=extent.only(size, need(found), budget))
+    elif with_law or budget is not None:
+        law = extent.law_of(model, plan, shape, found, at)
+        room = extent.largest(model, plan, shape, law, found, budget, at, need) if budget is not None else None
+        found = replace(found, law=law, budget=room)
     said = (*_unlike(model, size, plan, found), *findings(found))
     return replace(found, findings=said, seconds=time.perf_counter() - start)
 
@@ -91,15 +93,11 @@ def together(one: Prediction, decodes: int, resident: int = 0) -> Together:
     """The most that so many decodes like this hold at once, weights shared, beside `resident` bytes: their peaks may
     coincide."""
     weights = 0 if one.weights_wait else one.weights_bytes
-    each, beside = one.allocated_peak_bytes - weights, resident + weights
+    peaks = {stage.name: stage.peak_bytes or 0 for stage in one.stages}
+    rule = admission.rule(count=decodes, weights=weights, decode_peak=peaks["decode"] - weights,
+                          convert_peak=peaks.get("convert", weights) - weights, resident=resident)  # fmt: skip
     reserved = one.reserved_peak_bytes
-    return Together(
-        decodes=decodes,
-        resident_bytes=resident,
-        each_bytes=each,
-        allocated_peak_bytes=beside + decodes * each,
-        reserved_peak_bytes=None if reserved is None else beside + decodes * (reserved - weights),
-    )
+    return Together(rule, None if reserved is None else rule.once_bytes + decodes * (reserved - weights))
 
 
 def uncut(plan: DecodePlan) -> DecodePlan:
@@ -120,6 +118,16 @@ def _unlike(model: Model, size: tuple[int, int], plan: DecodePlan, found: Predic
 
 def latents_shape(model: Model, size: tuple[int, int], frames: int | None, batch: int) -> tuple[int, ...]:
     """Latents (B, C, [T,] H, W) that decode to these samples. Raises RequestError naming the nearest that can be."""
+    # of each by itself before anything is made of them: Python's own lists end at 2⁶³
+    if max(*size, frames or 1, batch) <= extent.MOST_VALUES:
+        shape = _latents_shape(model, size, frames, batch)
+        if extent.values(model, shape) <= extent.MOST_VALUES:
+            return shape
+    raise RequestError(f"{size[0]}x{size[1]}, {frames or 1} frames, batch {batch}: a sample of more than "
+                       f"{extent.MOST_VALUES:,} values: choose a smaller size, batch or number of frames")  # fmt: skip
+
+
+def _latents_shape(model: Model, size: tuple[int, int], frames: int | None, batch: int) -> tuple[int, ...]:
     geometry = model.geometry
     if batch < 1 or (frames is not None and frames < 1) or min(size) < 1:
         given = "" if frames is None else f"{frames} frames, "
@@ -129,15 +137,19 @@ def latents_shape(model: Model, size: tuple[int, int], frames: int | None, batch
         raise RequestError(f"size {size[0]}x{size[1]}: {model.name} decodes multiples of {geometry.spatial} pixels; "
                            f"nearest: {near}")  # fmt: skip
     space = (size[0] // geometry.spatial, size[1] // geometry.spatial)
+    if geometry.size is not None and space != geometry.size:
+        only = "x".join(str(side * geometry.spatial) for side in geometry.size)
+        raise RequestError(f"size {size[0]}x{size[1]}: {model.name} decodes {only} alone: choose that")
     if not geometry.video:
         if frames not in (None, 1):
             raise RequestError(f"{frames} frames: {model.name} is an image autoencoder: leave --frames out")
         return (batch, geometry.latent_channels, *space)
-    least = _fewest(model)
+    least = model.family.fewest_frames
     if frames is None:
         return (batch, geometry.latent_channels, least, *space)
     lengths = range(least, max(least, frames) + 3)
-    long = min(lengths, key=lambda n: abs(geometry.sample_frames(n) - frames))
+    above = bisect_left(lengths, frames, key=geometry.sample_frames)
+    long = min(lengths[max(0, above - 1) : above + 1], key=lambda n: abs(geometry.sample_frames(n) - frames))
     if geometry.sample_frames(long) != frames:
         few = ", ".join(str(geometry.sample_frames(least + n)) for n in range(3))
         raise RequestError(f"{frames} frames: {model.name} decodes {few} … frames; "
@@ -145,16 +157,17 @@ def latents_shape(model: Model, size: tuple[int, int], frames: int | None, batch
     return (batch, geometry.latent_channels, long, *space)
 
 
-def _fewest(model: Model) -> int:
-    """Latent frames of the shortest video that the class decodes, a picture as one latent frame included: those whose
-    `least_frames` are those of a video (two) take one as well; where more are needed, a picture is too short."""
-    least = model.family.least_frames
-    return least if least > 2 else 1
-
-
 def _refuse(
-    model: Model, plan: DecodePlan, shape: tuple[int, ...], device: str, concurrency: int, resident: int
+    model: Model,
+    plan: DecodePlan,
+    shape: tuple[int, ...],
+    device: str,
+    concurrency: int,
+    resident: int,
+    with_law: bool,
 ) -> None:
+    if with_law and model.geometry.size is not None:
+        raise RequestError(f"{model.name} decodes one size alone: no law over sizes can be fitted: leave it out")
     if device not in DEVICES:
         raise RequestError(f"device {device!r}: a prediction is for {' or '.join(DEVICES)}")
     if concurrency < 1 or resident < 0:

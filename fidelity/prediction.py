@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from fidelity.admission import Rule
 from fidelity.records import DecodePlan
 from fidelity.records.memory import Holding, Stage
 from fidelity.simulation.law import Law
@@ -24,20 +25,12 @@ class Largest(Struct, frozen=True):
 
 
 class Together(Struct, frozen=True):
-    """Decodes at once in one process, which share the weights, beside what else stays on the device.
+    """Decodes at once in one process, which share the weights, beside what else stays on the device."""
 
-    Peaks may coincide, and whoever admits a decode must reckon with it: what each holds beside the weights is needed as
-    often as there are decodes."""
-
-    decodes: int
-    resident_bytes: int
-    """What else stays on the device, as a denoiser does."""
-    each_bytes: int
-    """What one decode holds beside the weights at its peak: what an admission rule reserves for it."""
-    allocated_peak_bytes: int
-    """resident + weights + decodes × each."""
+    rule: Rule
+    """What must be free for them; its `reserve_bytes` are their allocated peak, where all their peaks coincide."""
     reserved_peak_bytes: int | None
-    """The same of what CUDA's allocator reserves for one decode; None on a CPU."""
+    """The same sum of what CUDA's allocator reserves for one decode; None on a CPU."""
 
 
 class Fits(Struct, frozen=True):
@@ -142,14 +135,14 @@ def lines(found: Prediction) -> list[str]:
 def _together_lines(found: Prediction) -> list[str]:
     if found.together is None:
         return []
-    all_ = found.together
-    beside = f" beside {in_units(all_.resident_bytes)}" if all_.resident_bytes else ""
-    reserved = f", reserved {in_units(all_.reserved_peak_bytes)}" if all_.reserved_peak_bytes is not None else ""
-    what = "decodes at once, which share the weights" if all_.decodes > 1 else "decode"
+    rule, kept = found.together.rule, found.together.reserved_peak_bytes
+    beside = f" beside {in_units(rule.resident_bytes)}" if rule.resident_bytes else ""
+    reserved = f", reserved {in_units(kept)}" if kept is not None else ""
+    what = "decodes at once, which share the weights" if rule.count > 1 else "decode"
     return [
-        f"together        {all_.decodes} {what}{beside}: {in_units(all_.allocated_peak_bytes)}{reserved}",
-        f"admission       reserve {in_units(all_.allocated_peak_bytes - all_.decodes * all_.each_bytes)} once and "
-        f"{in_units(all_.each_bytes)} for each decode until it has ended: their peaks may coincide",
+        f"together        {rule.count} {what}{beside}: {in_units(rule.reserve_bytes)}{reserved}",
+        f"admission       reserve {in_units(rule.once_bytes)} once and {in_units(rule.each_bytes)} for each decode "
+        "until it has ended: their peaks may coincide",
     ]
 
 
@@ -165,8 +158,10 @@ def _law_lines(found: Prediction) -> list[str]:
                 for size, peak, line, share in found.law.rows()]  # fmt: skip
     if found.budget is not None:
         room = found.budget
-        largest = (f"up to {room.height}x{room.width}, predicted {in_units(room.peak_bytes)}, by the law "
-                   f"{in_units(room.law_bytes or 0)}" if room.peak_bytes is not None else room.reason)  # fmt: skip
+        largest = room.reason
+        if room.peak_bytes is not None and room.law_bytes is not None:
+            largest = (f"up to {room.height}x{room.width}, predicted {in_units(room.peak_bytes)}, by the law "
+                       f"{in_units(room.law_bytes)}")  # fmt: skip
         out.append(
             f"budget          {in_units(room.budget_bytes)}: {'fits' if room.fits else 'does not fit'}; {largest}"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,9 +21,6 @@ from fidelity.receptive import Reach, reach_of
 from fidelity.recommend import Advice, Budget, Offer, code
 from fidelity.records import DecodePlan, DTypeName, Model, OffloadName, Temporal, Tiling
 from fidelity.simulation.repeat import Memo
-
-if TYPE_CHECKING:
-    pass
 
 OVERLAP = 0.25
 """What diffusers' classes take where nothing is said."""
@@ -92,13 +89,14 @@ def propose(
     size: tuple[int, int],
     budget: Budget,
     *,
-    frames: int = 1,
+    frames: int | None = None,
     batch: int = 1,
     device: str = "cpu",
     overlap: float = OVERLAP,
 ) -> Advice:
     """Plans whose predicted peak fits the budget, least peak first: the Pareto front of peak, work and bytes moved, for
-    each dtype. Raises RequestError for a size or batch that cannot be, or an overlap that no tile of the class has."""
+    each dtype; without `frames`, of the fewest that the class decodes. Raises RequestError for a size or batch that
+    cannot be, or an overlap that no tile of the class has."""
     if not 0 <= overlap < 1:
         raise RequestError(f"--overlap {overlap:g}: a share of the tile, at least 0 and below 1, as in 0.25")
     shape = predict.latents_shape(model, size, frames, batch)

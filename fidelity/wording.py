@@ -23,8 +23,9 @@ def amount(value: float, unit: str, digits: int = 4) -> str:
     return f"{value:.{digits}g}" if unit in BARE else f"{value:.{digits}g} {unit}"
 
 
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?I?B)?\s*", re.IGNORECASE)
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
+         "TB": 10**12, "TIB": 2**40}  # fmt: skip
+_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)?\s*", re.IGNORECASE)
 
 
 def in_units(count: int) -> str:
@@ -33,9 +34,14 @@ def in_units(count: int) -> str:
 
 
 def parse_bytes(text: str, what: str) -> int:
-    """Bytes of `8GiB`, `6.5 GB`, `512MiB` or a bare number. Raises RequestError that begins with `what`."""
+    """Bytes of `8GiB`, `6.5 GB`, `512MiB`, or of a bare number from a MiB on: a smaller one lacks its unit. Raises
+    RequestError that begins with `what`."""
     found = _BYTES.fullmatch(text)
     count = int(float(found[1]) * UNITS[(found[2] or "B").upper()]) if found else 0
+    if found and not found[2] and 0 < count < UNITS["MIB"]:
+        raise RequestError(
+            f"{what} {text!r} is {count} bytes: write its unit, as in {text.strip()}GiB or {text.strip()}MiB"
+        )
     if count < 1:
         raise RequestError(f"{what} {text!r}: write a size above 0, as in 8GiB or 512MiB")
     return count

@@ -15,7 +15,7 @@ import fidelity
 PACKAGE = Path(fidelity.__file__).parent
 LAYERS = (
     {"errors", "lazy"},
-    {"records", "trend", "wording"},
+    {"records", "trend", "wording", "admission"},
     {"registry", "environment", "signal", "residency", "tensorfile", "photographs"},
     {"models", "latents", "optimizations", "memory", "simulation", "metrics", "detectors", "gates", "attribution"},
     {

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fidelity import registry
+from fidelity import admission, registry
 from fidelity.cli import main
-from fidelity.concurrency import admission, serving, together
+from fidelity.concurrency import record, serving, together
 from fidelity.errors import RequestError
 from fidelity.memory import allocator, threads
 from fidelity.memory.threads import Changes
@@ -116,7 +116,7 @@ def test_a_torch_without_it_gives_a_reason_and_no_figure(monkeypatch):
     assert found.rule is found.alone_peak_bytes is found.unneeded_bytes is None
     assert found.peaks == ()
     assert found.reason == threads.ABSENT
-    assert f"memory          not measured: {threads.ABSENT}" in admission.lines(found)
+    assert f"memory          not measured: {threads.ABSENT}" in record.lines(found)
 
 
 def test_one_thread_recorded_has_the_peak_of_the_trace():
@@ -167,8 +167,8 @@ def test_measured_together_stays_within_the_rule_and_prediction_within_five_perc
     assert all(1 / 3 < share <= 1 for share in found.coincided)
     predicted = of_shape(KL, tuple(small().shape), plan, "cpu").allocated_peak_bytes
     assert predicted == pytest.approx(found.alone_peak_bytes, rel=0.05)
-    assert from_json(to_json(found), admission.Concurrency) == found
-    assert any("each decode gives those that it gives alone" in line for line in admission.lines(found))
+    assert from_json(to_json(found), record.Concurrency) == found
+    assert any("each decode gives those that it gives alone" in line for line in record.lines(found))
 
 
 def test_a_stand_in_is_allocated_and_counted():

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from fidelity import cli, predict, prediction, registry
+from fidelity import cli, extent, predict, prediction, registry, wording
 from fidelity.errors import IllegalTiling, ModelError, RequestError, UnknownName
 from fidelity.models import configs
 from fidelity.models.reference import FOLDER
@@ -99,6 +99,22 @@ def test_a_budget_gives_the_largest_picture_that_fits(found):
     assert larger.allocated_peak_bytes > room.budget_bytes
 
 
+def test_a_class_of_one_size_has_a_budget_and_no_law():
+    room = predict.predict(configs.from_name("rae-dinov2"), (256, 256), DecodePlan(dtype="bf16"), budget=2**31)
+    assert room.law is None
+    assert (room.budget.fits, room.budget.height, room.budget.law_bytes) == (True, 256, None)
+    assert any(line.endswith("fits; the only size that the class decodes") for line in prediction.lines(room))
+    small = extent.only((256, 256), 2**30 + 1, 2**30)
+    assert (small.fits, small.height) == (False, None)
+    assert extent.only((256, 256), 2**30, 2**30).fits
+
+
+def test_a_budget_beyond_all_machines_ends_where_predictions_end():
+    room = predict.predict(KL, (64, 64), budget=10**24).budget
+    assert room.fits
+    assert room.height * room.width * 3 <= extent.MOST_VALUES
+
+
 def test_a_budget_below_the_weights_fits_nothing():
     small = predict.predict(KL, (64, 64), device="cpu", budget=2**20).budget
     assert (small.fits, small.height, small.peak_bytes) == (False, None, None)
@@ -131,8 +147,8 @@ def test_decodes_at_once_share_the_weights_and_their_peaks_may_coincide():
     each = one.allocated_peak_bytes - one.weights_bytes
     assert one.together is None
     assert four.allocated_peak_bytes == one.allocated_peak_bytes
-    assert four.together.each_bytes == each
-    assert four.together.allocated_peak_bytes == 2**30 + one.weights_bytes + 4 * each
+    assert four.together.rule.each_bytes == each
+    assert four.together.rule.reserve_bytes == 2**30 + one.weights_bytes + 4 * each
     more = four.together.reserved_peak_bytes - 2**30 - one.weights_bytes
     assert more == 4 * (one.reserved_peak_bytes - one.weights_bytes)
     said = "\n".join(prediction.lines(four))
@@ -316,12 +332,20 @@ def test_a_sample_of_the_benchmark_is_within_its_limits(capsys):
         (["sdxl", "--size", "64x64", "--plan", "bf16", "--tile", "4"], "--plan and --tile"),
         (["=x", "--size", "64x64"], "write NAME=PATH"),
         (["mine=nowhere", "--size", "64x64"], "no config.json at nowhere"),
-        (["qwen-image", "--size", "256x256", "--tile", "16"], "leave tiling out"),
+        (["sdxl", "--size", "64x64", "--plan", "bf16", "--overlap", "0"], "--plan and --overlap"),
+        (["sdxl", "--size", "64x64", "--plan", "bf16", "--dtype", "fp32"], "--plan and --dtype"),
+        (["sdxl", "--size", "64x64", "--budget", "4"], "'4' is 4 bytes: write its unit, as in 4GiB"),
+        (["sdxl", "--size", "80000000000x80000000000"], "choose a smaller size"),
+        (["sdxl", "--size", "64x64", "--batch", "100000000000000000"], "choose a smaller size"),
+        (["wan21", "--size", "64x64", "--frames", "100000000000"], "nearest: 100000000001"),
+        (["wan21", "--size", "64x64", "--frames", "100000000001"], "choose a smaller size"),
+        (["wan21", "--size", "64x64", "--frames", "9" * 30], "choose a smaller size"),
+        (["rae-dinov2", "--size", "512x512"], "decodes 256x256 alone"),
+        (["rae-dinov2", "--size", "256x256", "--law"], "no law over sizes"),
+        (["svd", "--size", "64x64", "--offload", "disk", "--temporal-tile", "1"], "leave it out"),
     ],
 )
 def test_wrong_requests_are_one_line_and_status_2(arguments, says, capsys):
-    if arguments[0] == "qwen-image" and "AutoencoderKLQwenImage" in registry.FAMILIES:
-        pytest.skip("the class has a family, and tiles")
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
@@ -338,9 +362,15 @@ def test_requests_by_function_are_refused_too():
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("8GiB", 8 * 2**30), ("6.5 GB", 6_500_000_000), ("512mib", 2**29), ("100", 100)]
+    ("text", "count"),
+    [
+        ("8GiB", 8 * 2**30),
+        ("6.5 GB", 6_500_000_000),
+        ("512mib", 2**29),
+        ("1TiB", 2**40),
+        ("100B", 100),
+        ("1048576", 2**20),
+    ],
 )
 def test_budgets(text, count):
-    from fidelity.cli.predict import parse_bytes
-
-    assert parse_bytes(text) == count
+    assert wording.parse_bytes(text, "--budget") == count

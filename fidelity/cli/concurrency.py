@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fidelity.cli.common import NOT_JUDGED, device_option, json_option, model_option, parse_size, plugin_option, prepare
-from fidelity.cli.predict import parse_bytes
 from fidelity.errors import RequestError
+from fidelity.wording import parse_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,9 +42,9 @@ def concurrency(name: str, size: str | None, frames: int | None, batch: int | No
         raise RequestError("--latents and --size, --frames or --batch: named latents have a size of their own")
     if size is None and (frames, batch) != (None, None):
         raise RequestError("--frames and --batch go with --size HxW")
-    held = parse_bytes(resident) if resident is not None else 0
+    held = parse_bytes(resident, "--resident") if resident is not None else 0
     from fidelity import plans
-    from fidelity.concurrency import admission, together
+    from fidelity.concurrency import record, together
     from fidelity.environment import check_device, make_deterministic
     from fidelity.records import DecodePlan, to_json
 
@@ -57,7 +57,7 @@ def concurrency(name: str, size: str | None, frames: int | None, batch: int | No
     if as_json:
         click.echo(to_json(found).decode())
     else:
-        for line in admission.lines(found):
+        for line in record.lines(found):
             click.echo(line)
     return NOT_JUDGED if found.rule is None else 1 if found.findings else 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from fidelity import wording
 from fidelity.cli.common import described, json_option, parse_size, plugin_option, prepare
@@ -50,9 +51,8 @@ def predict(name: str, size: str, frames: int | None, batch: int, device: str, c
 
     wanted = _plan(plan, options, registry)
     model, pixels = described(name, registry), parse_size(size)
-    room, held = parse_bytes(budget) if budget is not None else None, 0
-    if resident is not None:
-        held = wording.parse_bytes(resident, "--resident")
+    room = wording.parse_bytes(budget, "--budget") if budget is not None else None
+    held = wording.parse_bytes(resident, "--resident") if resident is not None else 0
     from fidelity import predict as predict_
     from fidelity import prediction
 
@@ -67,8 +67,9 @@ def predict(name: str, size: str, frames: int | None, batch: int, device: str, c
 
 
 def _plan(text: str | None, options: dict[str, Any], registry: Any) -> DecodePlan:
-    given = [key for key, value in options.items() if value not in (None, False, "fp32", "none")]
     if text is not None:
+        typed = click.get_current_context().get_parameter_source  # a 0 and a default that was written count too
+        given = [key for key in options if typed(key) is ParameterSource.COMMANDLINE]
         if given:
             raise RequestError(f"--plan and --{given[0].replace('_', '-')}: give one or the other")
         from fidelity import plans
@@ -104,8 +105,3 @@ def _cut(options: dict[str, Any], tile: str, overlap: str, what: str) -> tuple[i
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of a --budget: `8GiB`, `6.5 GB`, `512MiB` or a bare number. Raises RequestError."""
-    return wording.parse_bytes(text, "--budget")

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from fidelity.cli.common import described, json_option, parse_size, plugin_option, prepare
-from fidelity.cli.predict import parse_bytes
 from fidelity.errors import RequestError
+from fidelity.wording import parse_bytes
 
 
 @click.command("recommend")
@@ -18,7 +18,12 @@ from fidelity.errors import RequestError
 @click.option("--headroom", default="10%", show_default=True, metavar="SHARE", help="Of it, to be left free.")
 @click.option("--model", metavar="NAME[=PATH]", help="Of a run: this model alone; PATH of a config the run was given.")
 @click.option("--size", metavar="HxW", help="Predict for samples of this size; DIR is then a MODEL, as in predict.")
-@click.option("--frames", type=int, metavar="N", help="Predict: frames of the sample.  [default: 1]")
+@click.option(
+    "--frames",
+    type=int,
+    metavar="N",
+    help="Predict: frames of the sample.  [default: the fewest that the class decodes]",
+)
 @click.option("--batch", type=int, metavar="N", help="Predict: samples at once.  [default: 1]")
 @click.option("--device", type=click.Choice(("cpu", "cuda")), help="Predict: where it decodes.  [default: cpu]")
 @click.option("--overlap", type=float, metavar="O", help="Predict: overlap as a share of the tile.  [default: 0.25]")
@@ -34,7 +39,7 @@ def recommend(target: str, budget: str, headroom: str, model: str | None, size: 
     from fidelity import recommend as recommend_
 
     share = recommend_.parse_headroom(headroom)
-    room = recommend_.Budget(parse_bytes(budget), share)
+    room = recommend_.Budget(parse_bytes(budget, "--budget"), share)
     given = [name for name, value in predicted.items() if value is not None]
     if size is None and given:
         raise RequestError(f"--{given[0]} is for a prediction: say --size HxW, and a MODEL in place of a run")

@@ -17,10 +17,11 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
-from fidelity import optimizations
-from fidelity.concurrency import admission, serving
-from fidelity.concurrency.admission import Concurrency, Rule, Way
+from fidelity import admission, optimizations
+from fidelity.admission import Rule
+from fidelity.concurrency import serving
 from fidelity.concurrency.bench import AT_ONCE, Alone, Bench
+from fidelity.concurrency.record import Concurrency, Way
 from fidelity.concurrency.serving import Processes, Served
 from fidelity.errors import RequestError
 from fidelity.latents import unscale
@@ -29,8 +30,8 @@ from fidelity.memory import cuda, threads
 from fidelity.memory.available import available_bytes
 from fidelity.memory.resident import resident_peak
 from fidelity.optimizations.precision import is_emulated
-from fidelity.prediction import in_units
 from fidelity.records import DecodePlan, Model
+from fidelity.wording import in_units
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,7 +147,7 @@ def _refuse_too_many(reserve: Rule | None, available: int | None, device: str) -
     if reserve is None or available is None or reserve.reserve_bytes <= available:
         return
     shared = reserve.weights_bytes if reserve.copies == 1 else 0
-    each = reserve.decode_bytes + reserve.conversion_bytes + (reserve.weights_bytes if reserve.copies > 1 else 0)
+    each = reserve.each_bytes + (reserve.weights_bytes if reserve.copies > 1 else 0)
     fit = max(0, (available - reserve.resident_bytes - shared) // each)
     raise RequestError(f"{reserve.count} decodes at once may take {in_units(reserve.reserve_bytes)} and {device} has "
                        f"{in_units(available)} left: {fit} fit")  # fmt: skip
@@ -204,10 +205,9 @@ def _concluded(bench: Bench, alone: Alone, reserve: Rule | None, measured: Measu
     if not measured.peaks:
         reserve = None
     if reserve is not None:
-        beside = reserve.decode_bytes + reserve.conversion_bytes
+        beside = reserve.each_bytes
         peak, unneeded = bench.weights + beside, reserve.reserve_bytes - max(measured.peaks)
-        kept = reserve.copies * bench.weights + reserve.resident_bytes
-        coincided = tuple((together - kept) / (count * beside) for together in measured.peaks)
+        coincided = tuple((together - reserve.once_bytes) / (count * beside) for together in measured.peaks)
     seconds = median(alone.seconds)
     on_cpu = PROCESSES_METHOD if way == "processes" else CPU_METHOD
     return Concurrency(

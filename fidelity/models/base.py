@@ -72,6 +72,8 @@ class FamilyBase:
     """How the decode is made that all others are held against."""
     least_frames: ClassVar[int] = 2
     """Latent frames of a video that the class decodes without fail."""
+    fewest_frames: ClassVar[int] = 1
+    """Latent frames of the shortest sample that the class decodes: one, a picture's, where it decodes pictures."""
 
     def geometry(self, config: Mapping[str, Any]) -> Geometry:
         """Sizes from a config that is complete with `defaults`. Raises ModelError."""

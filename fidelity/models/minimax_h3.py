@@ -37,7 +37,7 @@ class MiniMaxH3Family(FamilyBase):
     """Latent frames of a clip."""
     dropped: int = 3
     """Latent frames that the encoder drops at the end."""
-    least_frames = 7  # of two, none is decoded
+    least_frames = fewest_frames = 7  # of two, none is decoded
     defaults: ClassVar[Mapping[str, Any]] = {
         "in_channels": 3,
         "out_channels": 3,

@@ -134,6 +134,8 @@ class Family(Protocol):
     """Attributes that every decode leaves behind in a part of the module, and that none reads."""
     least_frames: ClassVar[int]
     """Latent frames of a video that the class decodes without fail."""
+    fewest_frames: ClassVar[int]
+    """Latent frames of the shortest sample that the class decodes: one, a picture's, where it decodes pictures."""
 
     def describe(self, name: str, config: Mapping[str, Any], load: Callable[[], nn.Module]) -> Model:
         """Derive a Model from a config alone; imports neither torch nor diffusers."""

@@ -1,8 +1,4 @@
-"""What a server must keep free before it lets n decodes in, held against what n decodes at once really took.
-
-The rule is a sum of bounds, each measured or predicted of one decode alone. Peaks of decodes that run side by side may
-or may not meet at one instant; no rule may count on it that they do not.
-"""
+"""What n decodes at once took, held against the rule that lets them in, and how it is said."""
 
 from __future__ import annotations
 
@@ -11,50 +7,13 @@ from typing import Literal
 
 from msgspec import Struct
 
-from fidelity.prediction import in_units
+from fidelity.admission import Rule, formula
 from fidelity.records import DecodePlan
+from fidelity.wording import in_units
 
 Way = Literal["threads", "processes"]
 MUCH = 1.25
 """From how many times what was allocated on a resident rise needs an explanation."""
-
-
-class Rule(Struct, frozen=True):
-    """copies × weights + count × (decode + conversion) + stand-in, in bytes."""
-
-    count: int
-    """Decodes at once."""
-    weights_bytes: int
-    """Of one copy of the autoencoder."""
-    copies: int
-    """1, where all share one instance; one a process, where each has its own."""
-    decode_bytes: int
-    """The peak of one decode beside the weights."""
-    conversion_bytes: int
-    """What the conversion of its sample to an image needs above that."""
-    resident_bytes: int
-    """What else stays in memory, as a denoiser does."""
-    reserve_bytes: int
-    """The sum: whatever their timing, the decodes do not go above it."""
-
-
-def rule(
-    *, count: int, weights: int, decode_peak: int, convert_peak: int = 0, resident: int = 0, copies: int = 1
-) -> Rule:
-    """The rule for `count` decodes at once, from one alone: `decode_peak` and `convert_peak` are the largest sums alive
-    beside the weights while it decodes and while it converts."""
-    above = max(0, convert_peak - decode_peak)
-    reserve = copies * weights + count * (decode_peak + above) + resident
-    return Rule(count, weights, copies, decode_peak, above, resident, reserve)
-
-
-def formula(one: Rule) -> str:
-    """The sum with its figures."""
-    copies = "weights once" if one.copies == 1 else f"{one.copies} × weights"
-    terms = [f"{copies} {in_units(one.weights_bytes)}", f"{one.count} × decode {in_units(one.decode_bytes)}",
-             f"{one.count} × conversion above it {in_units(one.conversion_bytes)}",
-             f"stand-in {in_units(one.resident_bytes)}"]  # fmt: skip
-    return f"{' + '.join(terms)} = {in_units(one.reserve_bytes)}"
 
 
 class Concurrency(Struct, frozen=True):
@@ -144,7 +103,7 @@ def _resident(found: Concurrency) -> list[str]:
     out = [f"resident rise   {_spread(found.resident_rises)}, by the kernel's count"]
     if found.rule is None:
         return out
-    allocated = max(found.peaks) - found.rule.copies * found.rule.weights_bytes - found.rule.resident_bytes
+    allocated = max(found.peaks) - found.rule.once_bytes
     if max(found.resident_rises) > MUCH * allocated:
         times = max(found.resident_rises) / allocated
         out.append(f"                {times:.1f} times what was allocated: the C library keeps what was freed in "
