@@ -217,10 +217,10 @@ def _memory(table: dict[str, Any], registry: ModuleType) -> dict[str, Any]:
         if "check" in one.match:
             raise SuiteError(f"{place}.match: a check decodes as often as it likes: it has no memory limit")
         match = rules.match(one.match, f"{place}.match", registry)
-        where.append(rules.MemoryRule(match, parse_bytes(str(one.limit), f"{place}.limit")))
+        where.append(rules.MemoryRule(match, parse_bytes(one.limit, f"{place}.limit")))
     if found.limit is None and not where:
         raise SuiteError('memory sets no limit: write limit = "64MiB", or [[memory.where]]')
-    limit = None if found.limit is None else parse_bytes(str(found.limit), "memory.limit")
+    limit = None if found.limit is None else parse_bytes(found.limit, "memory.limit")
     return {"memory": limit, "memory_where": tuple(where)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 from fidelity.errors import RequestError
@@ -33,17 +34,18 @@ def in_units(count: int) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-def parse_bytes(text: str, what: str) -> int:
-    """Bytes of `8GiB`, `6.5 GB`, `512MiB`, or of a bare number from a MiB on: a smaller one lacks its unit. Raises
-    RequestError that begins with `what`."""
+def parse_bytes(given: str | int, what: str) -> int:
+    """Bytes of `8GiB`, `6.5 GB`, `512MiB`, of a whole number, or of text without a unit from a MiB on: a smaller one
+    lacks its unit. Raises RequestError that begins with `what`."""
+    text = str(given)
     found = _BYTES.fullmatch(text)
-    count = int(float(found[1]) * UNITS[(found[2] or "B").upper()]) if found else 0
-    if found and not found[2] and 0 < count < UNITS["MIB"]:
-        raise RequestError(
-            f"{what} {text!r} is {count} bytes: write its unit, as in {text.strip()}GiB or {text.strip()}MiB"
-        )
+    count = int(Fraction(found[1]) * UNITS[(found[2] or "B").upper()]) if found else 0
     if count < 1:
         raise RequestError(f"{what} {text!r}: write a size above 0, as in 8GiB or 512MiB")
+    if count >= 2**63:
+        raise RequestError(f"{what} {text[:40]!r}: more than any device has: write a size below 8388608TiB")
+    if isinstance(given, str) and found and not found[2] and count < UNITS["MIB"]:
+        raise RequestError(f"{what} {text!r} is {count} bytes: write its unit, as in {count}GiB or {count}MiB")
     return count
 
 

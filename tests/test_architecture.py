@@ -55,7 +55,7 @@ LAYERS = (
     {"plain", "overflow", "why", "reach", "encoding"},
     {"references"},
     {"predict", "extent"},
-    {"shortage"},
+    {"shortage", "capacity"},
     {"intermediates", "evaluator", "worker", "inspection", "concurrency", "roofline"},
     {"pool"},
     {"runs"},

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fidelity import admission, registry
+from fidelity import admission, capacity, registry
 from fidelity.cli import main
 from fidelity.concurrency import record, serving, together
 from fidelity.errors import RequestError
@@ -249,8 +249,27 @@ def test_processes_have_their_weights_each(capsys):
 
 def test_more_decodes_than_the_machine_holds_are_not_let_in(monkeypatch):
     monkeypatch.setattr(together, "available_bytes", lambda device: 50 * MB)
-    with pytest.raises(RequestError, match=r"9 decodes at once may take .* MiB and cpu has 47.7 MiB left: 3 fit"):
+    said = r"9 decodes at once may take .* MiB and cpu has 47.7 MiB left: 3 fit"
+    monkeypatch.setattr(together, "Bench", None)  # refused by a prediction, before anything is decoded
+    with pytest.raises(RequestError, match=said):
         together.measure(KL, small(), count=9)
+    monkeypatch.undo()
+    monkeypatch.setattr(together, "available_bytes", lambda device: 50 * MB)
+    monkeypatch.setattr(capacity, "expected", lambda *_, **__: None)  # what cannot be predicted is measured alone
+    with pytest.raises(RequestError, match=said):
+        together.measure(KL, small(), count=9)
+
+
+def test_what_is_expected_is_what_the_rule_reserves():
+    for copies in (1, 2):
+        found = capacity.expected(KL, tuple(small().shape), DecodePlan(), "cpu", count=2, resident=7, copies=copies)
+        one = of_shape(KL, tuple(small().shape), DecodePlan(), "cpu")
+        each = one.allocated_peak_bytes - one.weights_bytes
+        assert found.reserve_bytes == copies * one.weights_bytes + 2 * each + 7
+    capacity.refuse_beyond(found, found.reserve_bytes, "cpu")
+    with pytest.raises(RequestError, match=r"2 decodes at once may take .*: 1 fit"):
+        capacity.refuse_beyond(found, found.reserve_bytes - 1, "cpu")
+    assert capacity.expected(SimpleNamespace(), (1, 4, 8, 8), DecodePlan(), "cpu") is None
 
 
 def test_a_loader_that_cannot_travel_is_refused():

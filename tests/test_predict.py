@@ -335,6 +335,7 @@ def test_a_sample_of_the_benchmark_is_within_its_limits(capsys):
         (["sdxl", "--size", "64x64", "--plan", "bf16", "--overlap", "0"], "--plan and --overlap"),
         (["sdxl", "--size", "64x64", "--plan", "bf16", "--dtype", "fp32"], "--plan and --dtype"),
         (["sdxl", "--size", "64x64", "--budget", "4"], "'4' is 4 bytes: write its unit, as in 4GiB"),
+        (["sdxl", "--size", "64x64", "--budget", "9" * 400], "more than any device has"),
         (["sdxl", "--size", "80000000000x80000000000"], "choose a smaller size"),
         (["sdxl", "--size", "64x64", "--batch", "100000000000000000"], "choose a smaller size"),
         (["wan21", "--size", "64x64", "--frames", "100000000000"], "nearest: 100000000001"),

@@ -211,16 +211,17 @@ def test_a_chain_that_is_all_there_is_has_its_links_as_parts():
     assert len(names) > 5
 
 
-def test_seconds_are_given_to_the_part_that_took_them():
-    module, latents = KL.load(), torch.zeros(1, 4, 8, 8)
+def test_seconds_are_given_to_the_part_that_took_them(monkeypatch):
+    module, latents, now = KL.load(), torch.zeros(1, 4, 8, 8), [0.0]
 
     def waste(*_):
-        torch.ones(1 << 22).cumsum(0).sum()
+        now[0] += 7.0
 
+    monkeypatch.setattr(work, "clock", lambda device: now[0])
     module.decoder.mid_block.register_forward_pre_hook(waste)
     taken = work.timed(KL, module, latents, runs=1)
-    assert max(taken, key=taken.__getitem__) == "mid_block"
     assert set(taken) >= {work.AROUND, work.BETWEEN, "conv_in", "conv_out"}
+    assert {part: seconds for part, seconds in taken.items() if seconds} == {"mid_block": 7.0}
     assert not module.decoder._forward_hooks  # none is left
 
 
@@ -270,6 +271,13 @@ def test_the_command_has_it_all_as_data(capsys):
     assert found["reason"] == roof.EMULATED
 
 
+def test_a_decode_that_the_machine_cannot_hold_is_not_begun(monkeypatch):
+    monkeypatch.setattr(roof, "available_bytes", lambda device: 2**22)
+    monkeypatch.setattr(roof, "_worked", None)
+    with pytest.raises(RequestError, match=r"one decode may take .* MiB and cpu has 4.0 MiB left: 0 fit"):
+        roof.measure(KL, together.seeded(KL, (1, 4, 8, 8)), bandwidth=1.0, compute=1.0)
+
+
 def test_parts_are_drawn_where_they_stand():
     model = configs.from_name("taesd")  # dozens of parts
     found = roof.measure(model, torch.zeros(1, 4, 8, 8), bandwidth=100, compute=1000, weights=False)
@@ -287,6 +295,8 @@ def test_parts_are_drawn_where_they_stand():
         (("--roofline", "--bandwidth", "-5"), "--bandwidth -5.0"),
         (("--roofline", "--bandwidth", "nan"), "--bandwidth nan"),
         (("--roofline", "--compute", "inf"), "--compute inf: write a finite number of GFLOP/s above 0"),
+        (("--roofline", "--bandwidth", "1e-300"), "--bandwidth 1e-300 GB/s: no machine has that: from 1e-06"),
+        (("--roofline", "--compute", "1e300"), "--compute 1e+300 GFLOP/s: no machine has that"),
         (("--roofline", "--compute", "fast"), "'fast' is not a valid float"),
         (("--bandwidth", "100"), "--bandwidth goes with --roofline"),
         (("--roofline", "--size", "big"), "write HEIGHTxWIDTH"),

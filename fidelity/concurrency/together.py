@@ -17,7 +17,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
-from fidelity import admission, optimizations
+from fidelity import admission, capacity, optimizations
 from fidelity.admission import Rule
 from fidelity.concurrency import serving
 from fidelity.concurrency.bench import AT_ONCE, Alone, Bench
@@ -67,11 +67,15 @@ def measure(
     base = latents if latents is not None else seeded(model)
     available = available_bytes(device)
     _refuse(model, plan, tuple(base.shape), device, way, count, resident, rounds, available)
+    copies = count if way == "processes" else 1
+    if available is not None:  # even one decode alone may be more than there is
+        capacity.refuse_beyond(capacity.expected(model, tuple(base.shape), plan, device, count=count, resident=resident,
+                                                 copies=copies), available, device)  # fmt: skip
     bench = Bench(model, plan, device, _distinct(base, count, plan, device))
     with _standing_in(resident, device) as held, bench.ready():
         alone = bench.alone()
-        reserve = _rule(bench, alone, held, way)
-        _refuse_too_many(reserve, available, device)
+        reserve = _rule(bench, alone, held, copies)
+        capacity.refuse_beyond(reserve, available, device)
         measured = Measured()
         with closing(Processes(model, plan, device, count, plugins)) if way == "processes" else nullcontext() as pool:
             for _ in range(rounds):
@@ -85,6 +89,9 @@ def seeded(model: Model, shape: tuple[int, ...] | None = None) -> Tensor:
     """Latents in the decoder's units, drawn from seed 0: of `shape`, or of 32×32 and the fewest frames."""
     frames = (model.family.least_frames,) if model.geometry.video else ()
     shape = shape or (1, model.geometry.latent_channels, *frames, *(model.geometry.size or (SIDE, SIDE)))
+    size, free = 4 * math.prod(shape), available_bytes("cpu")
+    if free is not None and size > free:
+        raise RequestError(f"latents {'×'.join(map(str, shape))} take {in_units(size)} and there are {in_units(free)}")
     return unscale(torch.randn(shape, generator=torch.Generator().manual_seed(0)), model.scaling)
 
 
@@ -132,25 +139,13 @@ def _standing_in(size: int, device: str) -> Iterator[int]:
     del buffer
 
 
-def _rule(bench: Bench, alone: Alone, held: int, way: Way) -> Rule | None:
+def _rule(bench: Bench, alone: Alone, held: int, copies: int) -> Rule | None:
     """What to reserve for all of the latents at once, from each alone; None where that was not measured."""
     if not alone.decode:
         return None
     count = len(bench.latents)
     return admission.rule(count=count, weights=bench.weights, decode_peak=max(alone.decode),
-                          convert_peak=max(alone.convert), resident=held,
-                          copies=count if way == "processes" else 1)  # fmt: skip
-
-
-def _refuse_too_many(reserve: Rule | None, available: int | None, device: str) -> None:
-    """Decodes that may take more than there is are not let in: the kernel would end this process, or another."""
-    if reserve is None or available is None or reserve.reserve_bytes <= available:
-        return
-    shared = reserve.weights_bytes if reserve.copies == 1 else 0
-    each = reserve.each_bytes + (reserve.weights_bytes if reserve.copies > 1 else 0)
-    fit = max(0, (available - reserve.resident_bytes - shared) // each)
-    raise RequestError(f"{reserve.count} decodes at once may take {in_units(reserve.reserve_bytes)} and {device} has "
-                       f"{in_units(available)} left: {fit} fit")  # fmt: skip
+                          convert_peak=max(alone.convert), resident=held, copies=copies)  # fmt: skip
 
 
 # ---------------------------------------------------------------- at once

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from fidelity import optimizations
+from fidelity import capacity, optimizations
 from fidelity.errors import RequestError
 from fidelity.lazy import torch
+from fidelity.memory.available import available_bytes
 from fidelity.optimizations.precision import is_emulated
 from fidelity.records import DecodePlan, Model
 from fidelity.roofline import machine, work
@@ -23,6 +24,7 @@ from fidelity.roofline import machine, work
 if TYPE_CHECKING:
     from torch import Tensor
 
+LEAST_RATE, MOST_RATE = 1e-6, 1e12
 Side = Literal["bandwidth", "compute"]
 EMULATED = "fp16 is emulated on a CPU, so that its time says nothing: counted on shapes alone"
 WEIGHTLESS = "a configuration without weights: counted on shapes alone, nothing was run"
@@ -42,9 +44,11 @@ def ceiling(intensity: float, bandwidth: float, compute: float) -> float:
 
 
 def rate(value: float, what: str, unit: str) -> float:
-    """The value, if it is a finite number above 0. Raises RequestError."""
+    """The value, if it is a finite number above 0 that a machine may have. Raises RequestError."""
     if not _is_number(value) or value <= 0:
         raise RequestError(f"{what} {value!r}: write a finite number of {unit} above 0")
+    if not LEAST_RATE <= value <= MOST_RATE:
+        raise RequestError(f"{what} {value!r} {unit}: no machine has that: from {LEAST_RATE:g} to {MOST_RATE:g}")
     return float(value)
 
 
@@ -135,6 +139,9 @@ def measure(
     if emulated and compute is None:
         raise RequestError("--dtype fp16: a CPU emulates it and has no rate of its own in it: declare --compute")
     why = EMULATED if emulated else None if weights else WEIGHTLESS
+    if why is None:
+        reserve = capacity.expected(model, tuple(latents.shape), plan, device)
+        capacity.refuse_beyond(reserve, available_bytes(device), device)
     roofs = _roofs(bandwidth, compute, device, dtype)
     operators, seconds = _worked(model, latents, plan, dtype, device, shapes_alone=why is not None)
     flow, rate_ = (roof.value for roof in roofs)
