@@ -205,6 +205,7 @@ class Evaluator(References):
         reasons += over
         if not by_somebody_else:
             reasons += plain.peak_reasons(case.plan, decoded.memory.allocated_peak_bytes)
+            reasons += shortage.caught(decoded.memory)
         if reasons:
             blamed = gates.diagnosis(tuple(reasons))
             strange = not by_somebody_else and gates.surprise(case, gates.verdict(tuple(reasons)), blamed)

@@ -29,6 +29,9 @@ from fidelity.wording import in_units
 UNKNOWN = "unknown"
 UNITS = ("force_upcast", "scaling_factor", "shift_factor", "latents_mean", "latents_std")
 """What of a config says how latents are scaled: no shape depends on it."""
+LEAST_UNCOUNTED, SHARE_UNCOUNTED = 8 * 2**20, 0.25
+"""From how many bytes on, and from which share of a limit, what torch's allocator did not hand out is told: a trace
+keeps notes of its own, and an interpreter its objects."""
 DEATH = "the process that decoded is gone: nobody can tell the stage, the module, or what was alive"
 
 
@@ -46,12 +49,13 @@ def of_error(error: BaseException, limit: int | None, passes: Callable[[], bool]
         if guilty is None or limit is None or not passes():
             return None
     refusal = _read(guilty)
-    seen = allocator.interrupted(error)
+    seen = _seen(error)
     stage, _ = stages.stage_of(refusal.frames)
     inner = stages.innermost(refusal.frames)
     place = inner.where if inner is not None else ""
     untold = [] if seen is not None else ["no trace followed this decode"]
     untold += [seen.reason] if seen is not None and seen.reason is not None else []
+    untold += _uncounted(seen, refusal.requested, limit)
     return Exhausted(
         stage=seen.stage if stage == UNKNOWN and seen is not None else stage,
         module=seen.module if seen is not None and seen.module else place,
@@ -67,6 +71,35 @@ def of_error(error: BaseException, limit: int | None, passes: Callable[[], bool]
 def of_death(message: str, limit: int | None) -> Exhausted:
     """What is known of a worker that died of memory, without the plan that fits; `message` says how it died."""
     return Exhausted(UNKNOWN, "", message, None, None, limit, reason=DEATH)
+
+
+def caught(memory: MemoryTrace) -> list[Reason]:
+    """That a decode was refused memory, caught it and went on: whatever it fell back to, that is not its plan.
+
+    Not on CUDA, where convolution libraries ask for workspaces that they can do without.
+    """
+    if not memory.refused or memory.method != allocator.CPU_METHOD:
+        return []
+    often = "once" if memory.refused == 1 else f"{memory.refused} times"
+    said = f"the decode was refused memory {often}, caught that and went on: what it then did is not its plan"
+    return [Reason("memory", said, memory.refused, 0, "refusals", ("memory",))]
+
+
+def _seen(error: BaseException) -> allocator.Interrupted | None:
+    """What lived when the decode raised, whatever was raised since by what undoes a plan."""
+    return next((seen for each in _chain(error) if (seen := allocator.interrupted(each)) is not None), None)
+
+
+def _uncounted(seen: allocator.Interrupted | None, requested: int | None, limit: int | None) -> list[str]:
+    """That most of a limit went to memory that torch's allocator never handed out, which no smaller tile lowers."""
+    if seen is None or seen.alive_bytes is None or requested is None or limit is None:
+        return []
+    if seen.trace.method != allocator.CPU_METHOD:
+        return []
+    rest = limit - requested - (seen.alive_bytes - (seen.trace.weights_bytes or 0))
+    if rest < max(LEAST_UNCOUNTED, limit * SHARE_UNCOUNTED):
+        return []
+    return [f"{in_units(rest)} of what is allowed were taken past torch's allocator, by numpy or another library"]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -216,7 +249,7 @@ def completed(found: Exhausted, fits: tuple[str | None, int | None, str | None])
 
 def trace(error: BaseException, found: Exhausted) -> MemoryTrace:
     """The trace of the decode up to where memory ran out: no figure of the whole decode, which never was."""
-    seen = allocator.interrupted(error)
+    seen = _seen(error)
     so_far = seen.trace if seen is not None else MemoryTrace()
     return msgspec.structs.replace(so_far, allocated_peak_bytes=None, reason="memory ran out", exhausted=found)
 

@@ -20,7 +20,8 @@ from fidelity.registry import CHECKS
 
 VAE, LATENTS = "vae", "latents"
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
-CPU = 'torch.device("cpu")'
+CPU, CUDA = 'torch.device("cpu")', 'torch.device("cuda")'
+STREAM = "offload_stream"
 _GROUP = f"vae.enable_group_offload(onload_device={CPU}, offload_device={CPU}, offload_type="
 OFFLOADS = {
     "model": ("from accelerate import cpu_offload_with_hook", f"cpu_offload_with_hook(vae, {CPU})"),
@@ -213,9 +214,12 @@ def apply(script: Script, plan: DecodePlan) -> None:
         script.do(lambda vae: family.set_tiling(vae, geometry, tiling))
     if (temporal := plan.temporal) is not None:
         script.do(lambda vae: family.set_temporal(vae, geometry, temporal))
-    script.say(*(f"# {name} = {value!r}: no option of diffusers" for name, value in plan.options.items() if value))
+    foreign = {name: value for name, value in plan.options.items() if value and name != STREAM}
+    script.say(*(f"# {name} = {value!r}: no option of diffusers" for name, value in foreign.items()))
     if plan.offload != "none":
         needs, call = OFFLOADS[plan.offload]
+        if plan.options.get(STREAM):  # streams need an accelerator
+            call = f"{call.replace(f'(onload_device={CPU}', f'(onload_device={CUDA}')[:-1]}, use_stream=True)"
         script.say(*([needs] if needs else []), call)
 
 

@@ -15,7 +15,7 @@ from fidelity import pool, registry, runs, shortage, suite
 from fidelity.environment import cores
 from fidelity.explain import explain
 from fidelity.memory.allocator import trace
-from fidelity.records import Case, DecodePlan, Exhausted, Expectation, RunResult, Tiling, from_json
+from fidelity.records import Case, DecodePlan, Exhausted, Expectation, MemoryTrace, RunResult, Tiling, from_json
 from fidelity.stages import STAGES
 from tests.suites import LIMITS, fidelity, write_suite
 
@@ -127,6 +127,57 @@ def test_a_traced_decode_tells_the_module_what_was_asked_for_and_what_lived():
     assert memory.allocated_peak_bytes is None  # of a decode that never was
     assert memory.reason == "memory ran out"
     assert memory.timeline
+
+
+def test_what_lived_is_told_though_undoing_the_plan_raised_too():
+    whole = torch.nn.Module()
+    whole.decoder = torch.nn.Sequential(Block())
+    with torch.no_grad(), pytest.raises(RuntimeError) as caught:
+        trace(lambda: whole.decoder(torch.zeros(1)), module=whole, device="cpu")
+    undoing = AttributeError("no attribute to put back")
+    undoing.__context__ = caught.value
+    found = of(undoing)
+    assert (found.module, found.requested_bytes, found.reason) == ("decoder.0", 2**48, None)
+    assert shortage.trace(undoing, found).timeline
+
+
+class Caught(torch.nn.Module):
+    """Falls back when it is refused, as some decoders do."""
+
+    def forward(self, x):
+        for size in (2**46, 2**45):
+            try:
+                return torch.empty(size)
+            except RuntimeError:
+                pass
+        return x + 1
+
+
+def test_a_decode_that_caught_a_refusal_and_went_on_is_no_pass():
+    whole = torch.nn.Module()
+    whole.decoder = torch.nn.Sequential(Caught())
+    with torch.no_grad():
+        _, memory = trace(lambda: whole.decoder(torch.zeros(1)), module=whole, device="cpu")
+    assert memory.allocated_peak_bytes is not None
+    (reason,) = shortage.caught(memory)
+    assert (reason.measured, reason.limit, reason.diagnosis) == (2, 0, ("memory",))
+    assert "refused memory 2 times, caught that and went on" in reason.message
+    whole.decoder = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1))
+    with torch.no_grad():
+        _, memory = trace(lambda: whole.decoder(torch.zeros(1, 1, 8, 8)), module=whole, device="cpu")
+    assert shortage.caught(memory) == []
+    on_cuda = MemoryTrace(1, method="torch.cuda peak counters", refused=1)
+    assert shortage.caught(on_cuda) == [], "cuDNN asks for a workspace, and does with less"
+
+
+@pytest.mark.parametrize(("limit", "told"), [(2**48 + 13 * MIB, None), (2**48 + 4 * MIB, None), (3 * 2**47, True)])
+def test_what_went_past_torchs_allocator_is_told(limit, told):
+    whole = torch.nn.Module()
+    whole.decoder = torch.nn.Sequential(Block())
+    with torch.no_grad(), pytest.raises(RuntimeError) as caught:
+        trace(lambda: whole.decoder(torch.zeros(1)), module=whole, device="cpu")
+    reason = of(caught.value, limit=limit).reason
+    assert reason is None if told is None else "were taken past torch's allocator" in reason
 
 
 def test_without_a_trace_the_traceback_tells_and_says_what_is_missing():

@@ -140,6 +140,10 @@ def test_settings_are_only_what_the_plan_turns_on():
     assert snippet.settings(model, DecodePlan()) == ""
     assert snippet.settings(model, DecodePlan(slicing=True)) == "vae.enable_slicing()"
     assert snippet.settings(model, DecodePlan(options={"mine": 3})) == "# mine = 3: no option of diffusers"
+    assert snippet.settings(model, DecodePlan(offload="group_leaf", options={"offload_stream": True})) == (
+        'vae.enable_group_offload(onload_device=torch.device("cuda"), offload_device=torch.device("cpu"), '
+        'offload_type="leaf_level", use_stream=True)'
+    )
     with pytest.raises(IllegalTiling):
         snippet.settings(registry.MODELS.get("small-wan"), DecodePlan(tiling=Tiling(5, 0.33)))
 

@@ -123,6 +123,7 @@ def joined(meter: Meter, traced: Traced, weights: int) -> MemoryTrace:
         method=METHOD,
         stages=_stages(meter.allocated),
         transfers=transfers(traced.seen.moves),
+        refused=len(traced.recording.refused),
     )
     told = traced.memory()
     if told.allocated_peak_bytes == meter.peak:

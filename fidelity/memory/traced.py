@@ -46,6 +46,7 @@ class Traced:
             spans=held.spans(recording, shares),
             peak=held.peak(recording, self.seen, of, self.weights),
             transfers=transfers(self.seen.moves, self._moved(shares)),
+            refused=len(recording.refused),
         )
 
     def doubt(self) -> str | None:

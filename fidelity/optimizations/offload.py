@@ -26,6 +26,7 @@ Direction = Literal["in", "out"]
 STREAM = "offload_stream"
 GROUP = "group_offloading"  # the name under which diffusers registers its hook
 MOVES_ON_CPU = ("sequential", "disk")
+STAYS = "nothing moves: weights wait in main memory, where the CPU executes"
 _OWNED = ("_hf_hook", "_old_forward", "_diffusers_hook", "forward", "to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa")
 """Instance attributes that accelerate and diffusers set on a module that they hook."""
 
@@ -39,6 +40,8 @@ class Tally:
     """Bytes of the module's weights that lie on the device."""
     moves: list[Move] = field(default_factory=list)
     devices: set[str] = field(default_factory=set)
+    sizes: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Of each weight that came at all, by its owner and its place there, the bytes."""
     _watched: list[tuple[Any, str]] = field(default_factory=list)
 
     def watch(self, owner: Any, name: str, direction: Direction, weights: Callable[..., list[Tensor]]) -> None:
@@ -50,9 +53,11 @@ class Tally:
             with announced(Move(direction, before=self.resident)) as move:
                 result = method(*args, **kwargs)
                 now = weights(*args)
-                moved = [weight for weight, was in zip(now, here) if self._is_here(weight) is not was]
-                came = sum(size_of(weight) for weight in moved if self._is_here(weight))
-                left = sum(size_of(weight) for weight in moved) - came
+                moved = {at: weight for at, weight in enumerate(now) if self._is_here(weight) is not here[at]}
+                arrived = {(id(owner), at): size_of(each) for at, each in moved.items() if self._is_here(each)}
+                self.sizes |= arrived
+                came = sum(arrived.values())
+                left = sum(map(size_of, moved.values())) - came
                 self.resident += came - left
                 move.bytes, move.after = came if direction == "in" else left, self.resident
             self.moves.append(move)
@@ -76,6 +81,16 @@ class Tally:
 
     def _is_here(self, weight: Tensor) -> bool:
         return weight.device == self.device
+
+
+def _often(moved: int, once: int, calls: int) -> str | None:
+    """That weights came more often than each call of the decoder needs; None where they did not."""
+    if moved <= once * max(calls, 1):
+        return None
+    return (
+        f"weights came {moved / once:.3g} times over, {moved / 2**20:.1f} MiB for {once / 2**20:.1f} MiB of them, in "
+        f"{calls} calls of the decoder: once a call is enough"
+    )
 
 
 def size_of(weight: Tensor) -> int:
@@ -159,7 +174,7 @@ def offload(module: nn.Module, value: str, *, plan: DecodePlan, model: Model, de
                 "waiting_bytes": waiting_bytes(module),
                 "seconds": sum(move.seconds for move in moves),
                 "devices": sorted(tally.devices),
-                "note": "nothing moves: weights wait in main memory, where the CPU executes" if stays else None,
+                "note": STAYS if stays else _often(moved, sum(tally.sizes.values()), seen.calls),
             }
 
         yield prove

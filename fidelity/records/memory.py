@@ -93,6 +93,8 @@ class Transfers(Struct, frozen=True):
     bytes_in: int
     """Of weights that came from elsewhere (another device, a file, a copy in main memory)."""
     bytes_out: int
+    """Of weights that left the execution device: copied back, or dropped, as accelerate's sequential and disk offload
+    do with a copy that they brought in."""
     seconds: float
     """Spent in bringing them in and sending them away."""
     resident: tuple[int, ...] = ()
@@ -143,6 +145,8 @@ class MemoryTrace(Struct, frozen=True):
     peak: Peak | None = None
     transfers: Transfers | None = None
     """Of a plan with offload."""
+    refused: int = 0
+    """How often the allocator refused what the traced decode asked for, whether it went on or not."""
     predicted_peak_bytes: int | None = None
     """What shapes alone say of the same decode (`fidelity predict`), where nothing could be measured."""
     exhausted: Exhausted | None = None

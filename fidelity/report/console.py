@@ -227,8 +227,6 @@ def _explain(case: CaseResult, out: Console, *, with_code: bool = False) -> None
     out.print(Text(title, style=style), soft_wrap=True)
     for reason in case.reasons:
         out.print(Text(f"  {words.line(reason.message, 1000)}"), soft_wrap=True)
-    if (ran_out := memory.exhausted(case)) is not None:
-        out.print(Text(f"  {words.line(ran_out, 1000)}", style="bold"), soft_wrap=True)
     if case.reproduce:
         out.print(Text(f"  {words.line(case.reproduce, 1000)}", style="dim"), soft_wrap=True)
     if with_code and case.code:

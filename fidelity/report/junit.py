@@ -57,8 +57,7 @@ def _testcase(suite: XML.Element, case: CaseResult, name: str) -> None:
     element = XML.SubElement(suite, "testcase", _clean(about))
     _properties(element, case)
     kind = words.kind(case)
-    ran_out = memory.exhausted(case)
-    told = [*(reason.message for reason in case.reasons), ran_out, case.reproduce]
+    told = [*(reason.message for reason in case.reasons), case.reproduce]
     text = "\n".join(line for line in told if line)
     if kind == "not_applicable":
         message = "; ".join(reason.message for reason in case.reasons) or "not applicable"

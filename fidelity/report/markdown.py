@@ -89,11 +89,9 @@ def _surprise(cases: Sequence[CaseResult]) -> list[str]:
     wanted = f" ({text(', '.join(case.expected_diagnosis), 120)})" if case.expected_diagnosis else ""
     mark = "emulated, " if words.emulated(case) else ""
     lines = [f"- {code(case.id)}: {mark}**{case.verdict}**{blame}; expected {case.expected}{wanted}"]
-    lines += [f"  - {text(reason.message)}" for reason in case.reasons[:MOST_REASONS]]
+    lines += [f"  - {text(reason.message, 600)}" for reason in case.reasons[:MOST_REASONS]]
     if len(case.reasons) > MOST_REASONS:
         lines.append(f"  - … and {len(case.reasons) - MOST_REASONS} more reasons")
-    if (ran_out := memory.exhausted(case)) is not None:
-        lines.append(f"  - {text(ran_out, 600)}")
     if len(cases) > 1:
         others = ", ".join(code(other.id, 120) for other in cases[1 : MOST_ALIKE + 1])
         rest = f" and {len(cases) - 1 - MOST_ALIKE} more" if len(cases) - 1 > MOST_ALIKE else ""

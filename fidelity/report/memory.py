@@ -24,17 +24,11 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def exhausted(case: CaseResult) -> str | None:
-    """Where memory ran out, how far it had got, the limit, and what fits, in one line; None where it did not."""
+    """Where memory ran out, what there was and what fits: the line that is its reason; None where it did not."""
     found = case.memory.exhausted if case.memory else None
     if found is None:
         return None
-    place = found.stage + (f" ({words.line(found.module, 120)})" if found.module else "")
-    asked = f"{words.size(found.requested_bytes)} asked for" if found.requested_bytes is not None else "no size told"
-    alive = f" with {words.size(found.alive_bytes)} alive, weights included" if found.alive_bytes is not None else ""
-    limit = "no limit but the machine's"
-    if found.limit_bytes is not None:
-        limit = f"limit {words.size(found.limit_bytes)} beyond the loaded model"
-    return f"memory ran out in {place}: {asked}{alive}, {limit}; {_fits(case)}"
+    return next((reason.message for reason in case.reasons if reason.name == "memory"), found.message)
 
 
 def section(run: RunResult) -> list[str]:
@@ -70,14 +64,6 @@ def _latents(case: CaseResult) -> list[int]:
     seen = case.receipts.get("decoder", {})
     shapes = seen.get("shapes") or []
     return shapes[0] if seen.get("calls") == 1 and len(shapes) == 1 else []
-
-
-def _fits(case: CaseResult) -> str:
-    found = case.memory.exhausted if case.memory else None
-    if found is None or found.fits is None:
-        return f"no plan of the suite is known to fit: {words.line((found and found.reason) or 'none was looked for')}"
-    needs = f" ({words.size(found.fits_bytes)} predicted)" if found.fits_bytes is not None else ""
-    return f"fits: {found.fits}{needs}"
 
 
 class Compact:

@@ -161,6 +161,33 @@ def test_hooks_that_fire_and_move_nothing_are_seen(module):
     assert "no weights moved to cpu" in receipts["offload"]["reason"]
 
 
+@pytest.mark.parametrize("mode", MOVING)
+def test_weights_that_come_twice_are_said_to(module, mode):
+    def bring_in_twice(part):
+        for inner in part.modules():
+            for one in getattr(inner.__dict__.get("_hf_hook"), "hooks", (inner.__dict__.get("_hf_hook"),)):
+                if hasattr(one, "weights_map"):
+                    one.pre_forward = again(one)
+
+    def again(hook):
+        first, last = hook.pre_forward, hook.post_forward
+
+        def pre_forward(part, *args, **kwargs):
+            first(part, *args, **kwargs)
+            last(part, None)
+            return first(part, *args, **kwargs)
+
+        return pre_forward
+
+    plan = DecodePlan(offload=mode, tiling=Tiling(8, 0.25))
+    honest = decode(module, plan)[1]["offload"]
+    assert honest["note"] is None, "each tile needs them anew"
+    wasteful = decode(module, plan, before=bring_in_twice)[1]["offload"]
+    assert wasteful["moved_bytes"] == 2 * honest["moved_bytes"]
+    assert "times over" in wasteful["note"]
+    assert "6 calls of the decoder: once a call is enough" in wasteful["note"]
+
+
 @pytest.mark.parametrize("mode", ["model", "group_leaf"])
 def test_offload_of_an_offloaded_module_is_refused(module, mode):
     with (

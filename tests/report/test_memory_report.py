@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from fidelity import shortage
 from fidelity.records import MEMORY_KINDS, Holding, MemoryTrace, Reason, RunResult, Stage, Tiling
 from fidelity.report import console, html, junit, markdown, memory
 from tests.report import memories, sample
@@ -209,34 +210,26 @@ def test_the_law_is_of_plain_decodes_of_several_sizes():
 # ---------------------------------------------------------------- out of memory
 
 
-def ran_out(**changes):
-    reason = Reason("decode", "RuntimeError: can't allocate memory", diagnosis=("crash", "memory"))
+SAID = (
+    "memory ran out while decoding one tile (decoder.up_blocks.2.resnets.1.conv1): 12.0 MiB more were asked for, "
+    "44.0 MiB were alive, 48.0 MiB beyond the loaded model are allowed; nearest plan of this suite that fits: "
+    "reference-kl/photo-pair/bf16-upcast0-slice1-t8o0.25-none needs 15.0 MiB, predicted"
+)
+
+
+def ran_out():
+    found = memories.ran_out()
     return sample.judged(
-        verdict="error", surprise=True, reasons=(reason,), measurements={}, memory=memories.ran_out(**changes)
+        verdict="error", surprise=True, reasons=(shortage.reason(found.exhausted),), measurements={}, memory=found
     )
 
 
-def test_running_out_is_one_line():
-    assert memory.exhausted(ran_out()) == (
-        "memory ran out in tile (decoder.up_blocks.2.resnets.1.conv1): 12.0 MiB asked for with 44.0 MiB alive, "
-        "weights included, limit 48.0 MiB beyond the loaded model; "
-        "fits: reference-kl/photo-pair/bf16-upcast0-slice1-t8o0.25-none (15.0 MiB predicted)"
-    )
+def test_running_out_is_said_as_its_reason_says_it():
+    assert memory.exhausted(ran_out()) == SAID
     assert memory.exhausted(sample.judged()) is None
     assert memory.exhausted(sample.judged(memory=None)) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"fits": None}, "no plan of the suite is known to fit: the least of them needs 51.0 MiB"),
-        ({"fits": None, "reason": None}, "no plan of the suite is known to fit: none was looked for"),
-        ({"limit_bytes": None}, "no limit but the machine's"),
-        ({"requested_bytes": None}, "no size told"),
-    ],
-)
-def test_what_is_not_known_of_it_is_said(changes, said):
-    assert said in memory.exhausted(ran_out(**changes))
+    others = msgspec.structs.replace(ran_out(), reasons=(Reason("decode", "RuntimeError"),))
+    assert memory.exhausted(others) == others.memory.exhausted.message
 
 
 def test_every_rendering_says_it():
@@ -245,7 +238,7 @@ def test_every_rendering_says_it():
     stream = io.StringIO()
     console.table(run, stream=stream)
     assert stream.getvalue().count(line) == 1
-    assert markdown.render(run).replace("\\", "").count("memory ran out in tile") == 1
+    assert markdown.render(run).replace("\\", "").count("memory ran out") == 1
     element = XML.fromstring(junit.render(run).encode()).find(".//testcase/error")
     assert line in element.text
     expected = RunResult(
@@ -255,7 +248,7 @@ def test_every_rendering_says_it():
     console.table(expected, stream=stream)
     assert stream.getvalue().count(f"{case.id}: {line}") == 1
     assert "Out of memory, as expected" in markdown.render(expected)
-    assert markdown.render(expected).replace("\\", "").count("memory ran out in tile") == 1
+    assert markdown.render(expected).replace("\\", "").count("memory ran out") == 1
     assert line in junit.render(RunResult({}, {}, cases=(msgspec.structs.replace(case, surprise=False),))), (
         "as a property"
     )
