@@ -21,6 +21,7 @@ from fidelity.environment import environment_class
 from fidelity.errors import EvaluationError
 from fidelity.golden import Golden
 from fidelity.measuring import blame, measure
+from fidelity.memory import allocator
 from fidelity.records import (
     Case,
     CaseResult,
@@ -274,7 +275,7 @@ class Evaluator(References):
             images=pictures or {},
             frames=decoded.sample.shape[2] if decoded.sample.ndim == 5 else 1,
             data_range=self.models[case.model].data_range,
-            notes=(*result.notes, *response.findings(decoded.memory)),
+            notes=(*result.notes, *response.findings(decoded.memory), *allocator.findings(decoded.memory)),
         )
 
 

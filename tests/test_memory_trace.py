@@ -167,6 +167,38 @@ def test_each_tile_has_a_peak_of_its_own():
     assert [each - tile.each[0] for each in tile.each] == [0, MIB, 2 * MIB]  # with the tiles before it
 
 
+def repeated(decoder, calls):
+    holder = torch.nn.Module()
+    holder.decoder = decoder
+    return trace(lambda: torch.cat([decoder(1) for _ in range(calls)]), module=holder, decoder=decoder, device="cpu")[1]
+
+
+class Holding(Decoder):
+    """Keeps what it works with: a cache that is full after `most` calls, or a leak."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most, self.held = most, []
+
+    def forward(self, mib):
+        if len(self.held) < self.most:
+            self.held.append(self.inner(block(mib)))
+        return super().forward(mib)
+
+
+def test_calls_that_each_leave_more_behind_are_told():
+    honest = repeated(Decoder(), 6)
+    assert honest.kept == (0,) * 6
+    assert allocator.findings(honest) == ()
+    leaking = repeated(Holding(6), 6)
+    assert leaking.kept == tuple(MIB * number for number in range(1, 7))
+    (said,) = allocator.findings(leaking)
+    assert "4.0 MiB more after the last of 6 than after the second" in said
+    assert allocator.findings(repeated(Holding(2), 6)) == (), "a cache that is full"
+    assert allocator.findings(repeated(Holding(3), 3)) == (), "too few to tell"
+    assert repeated(Decoder(), 1).kept == ()
+
+
 def test_alike_holdings_stand_together():
     def decode():
         return [torch.ones(MIB) for _ in range(5)]

@@ -16,7 +16,7 @@ from fidelity.memory.events import Recording
 from fidelity.memory.interruption import Interrupted, interrupted
 from fidelity.memory.resident import Resident, resident_peak
 from fidelity.memory.running import Running, described, running
-from fidelity.memory.traced import CPU_METHOD, Traced, transfers
+from fidelity.memory.traced import CPU_METHOD, Traced, findings, transfers
 from fidelity.records import MemoryTrace, Stage
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ __all__ = [
     "Interrupted",
     "Resident",
     "Traced",
+    "findings",
     "interrupted",
     "load",
     "resident_peak",

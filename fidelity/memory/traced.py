@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from fidelity.memory import held, kinds, sums
@@ -16,6 +17,8 @@ CPU_METHOD = "allocator events of the torch profiler + resident weights"
 TIMELINE_SHARES = 128
 EACH = 1024
 """Calls of a stage whose own peaks are kept."""
+LEAST_CALLS, NOTED = 3, 0.02
+"""From how many calls on, and from which part of the peak, what they leave behind is told."""
 NO_EVENTS = "the profiler reported no allocator events"
 
 
@@ -46,6 +49,7 @@ class Traced:
             spans=held.spans(recording, shares),
             peak=held.peak(recording, self.seen, of, self.weights),
             transfers=transfers(self.seen.moves, self._moved(shares)),
+            kept=self.kept(of),
             refused=len(recording.refused),
         )
 
@@ -59,6 +63,15 @@ class Traced:
         decode = self.recording.calls.get("fidelity:decode", ())
         found = kinds.classify(self.recording, self.seen.results, self.seen.sample, decode[0].stop if decode else 0)
         return {id(one): kind for one, kind in zip(self.recording.allocations, found)}
+
+    def kept(self, of: dict[int, Any]) -> tuple[int, ...]:
+        """Activations alive when each of several calls of the decoder had returned."""
+        calls = self.recording.calls.get("fidelity:tile", [])
+        if len(calls) < 2:
+            return ()
+        ones = (one for one in self.recording.allocations if of[id(one)] == "activations")
+        alive = sums.line(((one.born, one.gone, one.bytes) for one in ones), len(self.recording.alive))
+        return tuple(alive[call.stop - 1] if call.stop else 0 for call in calls[:EACH])
 
     def stages(self) -> Iterator[Stage]:
         """Each stage that ran, with the peaks of its calls."""
@@ -105,6 +118,21 @@ class Traced:
                 most, number = max(most, now), number + 1
             found.append(most)
         return tuple(found)
+
+
+def findings(memory: MemoryTrace) -> tuple[str, ...]:
+    """A line where each call of the decoder left more than the one before: a tile that is held costs all the rest.
+
+    The first call is let alone: a causal decoder's caches are made in it.
+    """
+    kept = memory.kept[1:]
+    if len(kept) < LEAST_CALLS or not memory.allocated_peak_bytes or any(b <= a for a, b in pairwise(kept)):
+        return ()
+    grown = kept[-1] - kept[0]
+    if grown < memory.allocated_peak_bytes * NOTED:
+        return ()
+    said = f"{grown / 2**20:.1f} MiB more after the last of {len(memory.kept)} than after the second"
+    return (f"each call of the decoder leaves activations behind beside what it gives: {said}",)
 
 
 def transfers(moves: Sequence[Move], resident: tuple[int, ...] = ()) -> Transfers | None:

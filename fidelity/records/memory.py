@@ -143,6 +143,9 @@ class MemoryTrace(Struct, frozen=True):
     spans: tuple[Span, ...] = ()
     """Which stage ran when, over those shares."""
     peak: Peak | None = None
+    kept: tuple[int, ...] = ()
+    """Of several calls of the decoder, the bytes of activations that were alive when each had returned (the first
+    1,024): what it left beside what it gave."""
     transfers: Transfers | None = None
     """Of a plan with offload."""
     refused: int = 0

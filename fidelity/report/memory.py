@@ -80,6 +80,7 @@ class Compact:
         if trace is None:
             return None
         built = msgspec.to_builtins(trace)
+        del built["kept"]  # it is drawn in the timeline
         built["stages"] = [_stage(stage) for stage in trace.stages if not is_after(stage)]
         after = [stage for stage in trace.stages if is_after(stage)]
         if after:
