@@ -1,7 +1,7 @@
 """A prediction over sizes: the law by which the peak grows, and the largest picture that fits a budget.
 
     law = law_of(model, plan, shape, found, at)
-    largest(model, plan, shape, law, budget, at)
+    largest(model, plan, shape, law, found, budget, at)
 
 `at(shape)` predicts one decode. The law is fitted to a few small pictures and only says where to look: what is said to
 fit was predicted at its own size.
@@ -44,16 +44,14 @@ def law_of(model: Model, plan: DecodePlan, shape: Shape, found: Prediction, at: 
     return law_.fit_stages(peaks)
 
 
-def largest(model: Model, plan: DecodePlan, shape: Shape, law: Law, found: Prediction, budget: int, at: At,
-            need: Callable[[Prediction], int]) -> Fits:  # fmt: skip
-    """The largest picture of this shape's proportions of which `need` is within the budget, and whether the one `found`
-    is."""
-    fits = need(found) <= budget
+def largest(model: Model, plan: DecodePlan, shape: Shape, law: Law, found: Prediction, budget: int, at: At) -> Fits:
+    """The largest picture of this shape's proportions whose peak is within a budget for one decode, and whether
+    that of `found` is."""
+    fits = found.allocated_peak_bytes <= budget
     height, width = shape[-2:]
     least = _least(plan, model, shape)
     low, high, best = 0, _beyond(model, shape), None
-    beside = max(0, need(found) - found.allocated_peak_bytes)  # of which the law knows nothing
-    aim = _rows(law.pixels(max(0, budget - beside)), shape, model)
+    aim = _rows(law.pixels(budget), shape, model)
     for _ in range(TRIES):
         rows = max(aim, low + 1, math.ceil(least * height / min(height, width)))
         if high:
@@ -63,26 +61,30 @@ def largest(model: Model, plan: DecodePlan, shape: Shape, law: Law, found: Predi
         if not law.pixels(budget) and not low:
             break  # the constants alone do not fit
         tried = at((*shape[:-2], rows, max(1, round(width * rows / height))))
-        if need(tried) <= budget:
+        need = tried.allocated_peak_bytes
+        if need <= budget:
             low, best = rows, tried
         else:
             high = rows
-        aim = round(rows * _share(law, rows, shape, model, need(tried), budget))
+        aim = round(rows * _share(law, rows, shape, model, need, budget))
         if aim == rows:
-            aim += 1 if need(tried) <= budget else -1
+            aim += 1 if need <= budget else -1
         if high and not low < aim < high:
             aim = (low + high) // 2
     if best is None:
         return Fits(budget, fits, None, None, None, reason=_too_large(law, budget, least))
     size = _pixels(model, best.latents)
-    return Fits(budget, fits, *size, need(best), law.peak(*size))
+    return Fits(budget, fits, *size, best.allocated_peak_bytes, law.peak(*size))
 
 
-def only(size: tuple[int, int], need: int, budget: int) -> Fits:
-    """What a budget allows of a class that decodes one size (height, width) alone."""
+def only(found: Prediction, budget: int) -> Fits:
+    """What a budget allows of a class that decodes one size alone, that of `found`."""
+    need, (height, width) = found.allocated_peak_bytes, found.sample[-2:]
     if need <= budget:
-        return Fits(budget, True, *size, need, reason="the only size that the class decodes")
-    return Fits(budget, False, None, None, None, reason=f"it needs {in_units(need)}, and decodes this size alone")
+        return Fits(budget, True, height, width, need, reason="the only size that the class decodes")
+    return Fits(
+        budget, False, None, None, None, reason=f"a decode needs {in_units(need)} of it, and has one size alone"
+    )
 
 
 def _beyond(model: Model, shape: Shape) -> int:

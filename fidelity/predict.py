@@ -22,7 +22,7 @@ from fidelity.errors import EvaluationError, RequestError
 from fidelity.lazy import torch
 from fidelity.optimizations.encode import encodes, view
 from fidelity.optimizations.weights import kept_in_fp32
-from fidelity.prediction import Largest, Prediction, Together, findings
+from fidelity.prediction import Fits, Largest, Prediction, Together, findings
 from fidelity.records import DecodePlan, MemoryKind, Model
 from fidelity.records.memory import Holding, Stage
 from fidelity.runner import image_of
@@ -71,20 +71,19 @@ def predict(
     def at(other: tuple[int, ...]) -> Prediction:
         return of_shape(model, other, plan, device, memo)
 
-    def need(one: Prediction) -> int:
-        return together(one, concurrency, resident).rule.reserve_bytes
-
     found = at(shape)
     if registry.cuts(plan):
         found = replace(found, untiled_peak_bytes=of_shape(model, shape, uncut(plan), device).allocated_peak_bytes)
     if concurrency > 1 or resident:
         found = replace(found, together=together(found, concurrency, resident))
-    if model.geometry.size is not None and budget is not None:
-        found = replace(found, budget=extent.only(size, need(found), budget))
-    elif with_law or budget is not None:
-        law = extent.law_of(model, plan, shape, found, at)
-        room = extent.largest(model, plan, shape, law, found, budget, at, need) if budget is not None else None
-        found = replace(found, law=law, budget=room)
+    if model.geometry.size is None and (with_law or budget is not None):
+        found = replace(found, law=extent.law_of(model, plan, shape, found, at))
+    if budget is not None:
+        rule = together(found, concurrency, resident).rule
+        one = rule.weights_bytes + (budget - rule.once_bytes) // concurrency  # what a decode may take, weights included
+        room = (extent.largest(model, plan, shape, found.law, found, one, at) if found.law is not None
+                else extent.only(found, one))  # fmt: skip
+        found = replace(found, budget=_of_all(room, rule, budget))
     said = (*_unlike(model, size, plan, found), *findings(found))
     return replace(found, findings=said, seconds=time.perf_counter() - start)
 
@@ -98,6 +97,13 @@ def together(one: Prediction, decodes: int, resident: int = 0) -> Together:
                           convert_peak=peaks.get("convert", weights) - weights, resident=resident)  # fmt: skip
     reserved = one.reserved_peak_bytes
     return Together(rule, None if reserved is None else rule.once_bytes + decodes * (reserved - weights))
+
+
+def _of_all(room: Fits, rule: admission.Rule, budget: int) -> Fits:
+    """What fits of one decode, with the peaks of all that the rule lets in."""
+    peaks = (None if peak is None else rule.once_bytes + rule.count * (peak - rule.weights_bytes)
+             for peak in (room.peak_bytes, room.law_bytes))  # fmt: skip
+    return replace(room, budget_bytes=budget, **dict(zip(("peak_bytes", "law_bytes"), peaks)))
 
 
 def uncut(plan: DecodePlan) -> DecodePlan:

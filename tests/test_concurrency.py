@@ -249,15 +249,15 @@ def test_processes_have_their_weights_each(capsys):
 
 def test_more_decodes_than_the_machine_holds_are_not_let_in(monkeypatch):
     monkeypatch.setattr(together, "available_bytes", lambda device: 50 * MB)
-    said = r"9 decodes at once may take .* MiB and cpu has 47.7 MiB left: 3 fit"
+    said = r"4 decodes at once may take .* MiB and cpu has 47.7 MiB left: 3 fit"
     monkeypatch.setattr(together, "Bench", None)  # refused by a prediction, before anything is decoded
     with pytest.raises(RequestError, match=said):
-        together.measure(KL, small(), count=9)
+        together.measure(KL, small(), count=4)
     monkeypatch.undo()
     monkeypatch.setattr(together, "available_bytes", lambda device: 50 * MB)
     monkeypatch.setattr(capacity, "expected", lambda *_, **__: None)  # what cannot be predicted is measured alone
     with pytest.raises(RequestError, match=said):
-        together.measure(KL, small(), count=9)
+        together.measure(KL, small(), count=4)
 
 
 def test_what_is_expected_is_what_the_rule_reserves():
@@ -296,6 +296,7 @@ def test_a_loader_that_cannot_travel_is_refused():
         (("reference-kl", "--frames", "5"), "go with --size HxW"),
         (("reference-kl", "--size", "64"), "write HEIGHTxWIDTH"),
         (("reference-kl", "--size", "65x64"), "multiples of 8 pixels"),
+        (("sdxl",), "sdxl is a configuration without weights, which can be predicted and not decoded: give sdxl=PATH"),
         (("refrence-kl",), "did you mean 'reference-kl'?"),
         (("reference-kl", "--device", "tpu"), "known are cpu, cuda"),
     ],

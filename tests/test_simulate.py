@@ -276,10 +276,19 @@ def test_shortcuts_change_no_figure(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["small-wan", "small-magvit", "small-hunyuan-video15"])
-def test_shortcuts_change_no_figure_of_videos_with_caches_or_masks(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "tile"),
+    [
+        ("small-wan", None),
+        pytest.param("small-wan", 8, marks=pytest.mark.campaign),
+        ("small-magvit", 8),
+        ("small-hunyuan-video15", 8),
+    ],
+)
+def test_shortcuts_change_no_figure_of_videos_with_caches_or_masks(name, tile, monkeypatch):
     model = registry.MODELS.get(name)
-    shape, plan = (1, model.geometry.latent_channels, 5, 12, 12), DecodePlan(tiling=Tiling(8, 0.25))
+    shape = (1, model.geometry.latent_channels, 5, 12, 12)
+    plan = DecodePlan(tiling=Tiling(tile, 0.25) if tile else None)
     quick, _ = predicted(model, shape, plan, device="cuda")
     monkeypatch.setattr(repeat, "few_rows", lambda module: nullcontext())
     monkeypatch.setattr(repeat, "replayed", lambda *_: nullcontext())

@@ -77,6 +77,19 @@ def prepare(plugins: tuple[str, ...], model: str | None) -> tuple[Any, tuple[str
     return registry, (name, absolute), from_path(name, absolute)
 
 
+def with_weights(name: str, registry: Any, mine: Any) -> Any:
+    """The Model of a MODEL argument that is to be decoded: `mine`, if it is the one, or a registered one. Raises
+    RequestError for a configuration that ships, as that has no weights."""
+    from fidelity.models import configs
+
+    if mine is not None and mine.name == name.partition("=")[0]:
+        return mine
+    if name not in registry.MODELS and name in configs.known():
+        raise RequestError(f"{name} is a configuration without weights, which can be predicted and not decoded: give "
+                           f"{name}=PATH")  # fmt: skip
+    return registry.MODELS.get(name)
+
+
 def described(name: str, registry: Any) -> Any:
     """The Model of a MODEL argument: a registered name, NAME=PATH of a config, or a configuration that ships.
 

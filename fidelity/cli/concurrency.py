@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fidelity.cli.common import NOT_JUDGED, device_option, json_option, model_option, parse_size, plugin_option, prepare
+from fidelity.cli.common import (
+    NOT_JUDGED,
+    device_option,
+    json_option,
+    model_option,
+    parse_size,
+    plugin_option,
+    prepare,
+    with_weights,
+)
 from fidelity.errors import RequestError
 from fidelity.wording import parse_bytes
 
@@ -37,7 +46,7 @@ def concurrency(name: str, size: str | None, frames: int | None, batch: int | No
     MODEL is a registered name or NAME=PATH. Exit status 1 where decodes at once spoil one another, or the rule fails.
     """
     registry, _, mine = prepare(plugins, model or (name if "=" in name else None))
-    chosen = mine if mine is not None and mine.name == name.partition("=")[0] else registry.MODELS.get(name)
+    chosen = with_weights(name, registry, mine)
     if latents is not None and (size, frames, batch) != (None, None, None):
         raise RequestError("--latents and --size, --frames or --batch: named latents have a size of their own")
     if size is None and (frames, batch) != (None, None):

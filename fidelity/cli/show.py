@@ -8,7 +8,15 @@ from typing import Any
 import click
 
 from fidelity.cli import roofline
-from fidelity.cli.common import device_option, json_option, model_option, plugin_option, prepare, suite_argument
+from fidelity.cli.common import (
+    device_option,
+    json_option,
+    model_option,
+    plugin_option,
+    prepare,
+    suite_argument,
+    with_weights,
+)
 from fidelity.records import DTYPES
 
 KINDS = ("models", "latents", "optimizations", "metrics", "detectors", "checks", "suites")
@@ -108,7 +116,7 @@ def inspect_(name: str, with_roofline: bool, device: str, model: str | None, plu
     from fidelity.environment import check_device
     from fidelity.records import to_json
 
-    chosen = mine if mine is not None and mine.name == name.partition("=")[0] else registry.MODELS.get(name)
+    chosen = with_weights(name, registry, mine)
     check_device(device)
     photographs = [source for each, source in registry.LATENTS.items() if each.startswith("photo-")]
     found = inspection.inspect(chosen, photographs, device)

@@ -241,8 +241,13 @@ def _findings(bench: Bench, way: Way, unneeded: int | None, written: str) -> tup
         if raised:
             out.append(f"{len(raised)} of {len(all_)} decodes {when} raise what they do not alone: {raised[0]}")
     if bench.spoiled and way == "threads":
-        about = f": each decode writes {written} of it" if written else ""
-        out.append(f"{bench.model.family.name} cannot share one instance between threads{about}; give each thread an "
+        about, who = f": each decode writes {written} of it" if written else "", bench.model.family.name
+        if bench.plan.offload not in ("none", "model"):
+            about, who = (
+                ": a decode sends away the weights that another is using",
+                f"{who} under offload {bench.plan.offload}",
+            )
+        out.append(f"{who} cannot share one instance between threads{about}; give each thread an "
                    "instance of its own, or let one decode in at a time")  # fmt: skip
     if unneeded is not None and unneeded < 0:
         out.append(f"the rule does not hold: {in_units(-unneeded)} more than it reserves were alive at once")
