@@ -16,20 +16,20 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from msgspec.structs import replace
+from prediction_families import of_published_families
+from prediction_plot import Point, plot
 
 from fidelity import optimizations, predict, registry, suite
 from fidelity.environment import make_deterministic
-from fidelity.errors import RequestError
 from fidelity.memory import allocator
 from fidelity.models import configs
 from fidelity.optimizations.precision import is_emulated
 from fidelity.records import DecodePlan, Model, Temporal, Tiling
 from fidelity.runner import Runner
-from fidelity.wording import in_units
 
 GIB, LIMIT_CPU, LIMIT_CUDA = 2**30, 0.05, 0.15
 PLOT = Path(__file__).resolve().parent.parent / "docs" / "design" / "prediction.svg"
@@ -73,19 +73,6 @@ PUBLISHED = (  # configuration, side, dtype, allocated and reserved GiB, held ou
     ("flux", 1024, "fp16", None, 4260 / 1024, True),
     ("flux", 2048, "fp16", None, 16932 / 1024, True),
 )
-
-
-class Point(NamedTuple):
-    """One decode: what was predicted and what was measured, in bytes."""
-
-    group: str
-    name: str
-    predicted: float
-    measured: float
-
-    @property
-    def error(self) -> float:
-        return self.predicted / self.measured - 1
 
 
 def main() -> None:
@@ -236,88 +223,6 @@ def of_speed() -> None:
         about = f"{name} {size[0]}×{size[1]}, {frames} frames, {plan.id}"
         room = f", {found.budget.height}×{found.budget.width} in 4 GiB" if found.budget is not None else ""
         print(f"{about}: {found.allocated_peak_bytes / GIB:.2f} GiB{room}, {took}", flush=True)
-
-
-# ---------------------------------------------------------------- every family at a real size
-
-REAL = {"picture": (1024, 1024), "video": (480, 832)}
-FRAMES = 81
-
-
-def of_published_families(names: list[str]) -> bool:
-    """Print what each published configuration needs in bf16, on either device. Whether all could be predicted."""
-    print(f"{'':27} {'size':>10} frames {'cpu':>11} {'cuda':>11} {'reserved':>11}   core seconds")
-    done = True
-    for name in names:
-        model = configs.from_name(name)
-        size, frames = _real_size(model)
-        start, figures = time.process_time(), []
-        try:
-            for device in ("cpu", "cuda"):
-                shape = predict.latents_shape(model, size, frames, 1)
-                figures.append(predict.of_shape(model, shape, DecodePlan(dtype="bf16"), device))
-        except RequestError as error:
-            done = False
-            print(f"{name:<27} not predicted: {error}", flush=True)
-            continue
-        cpu, cuda = figures
-        bytes_ = [cpu.allocated_peak_bytes, cuda.allocated_peak_bytes, cuda.reserved_peak_bytes or 0]
-        told = " ".join(f"{in_units(each):>11}" for each in bytes_)
-        print(
-            f"{name:<27} {size[0]:>5}×{size[1]:<4} {frames or 1:>6} {told} {time.process_time() - start:>8.1f}",
-            flush=True,
-        )
-    return done
-
-
-def _real_size(model: Model) -> tuple[tuple[int, int], int | None]:
-    """A picture of 1024², or a video of 480 × 832 and about 81 frames, as near as the class takes it."""
-    geometry = model.geometry
-    if geometry.size is not None:
-        return (geometry.size[0] * geometry.spatial, geometry.size[1] * geometry.spatial), None
-    height, width = (
-        side // geometry.spatial * geometry.spatial for side in REAL["video" if geometry.video else "picture"]
-    )
-    if not geometry.video:
-        return (height, width), None
-    lengths = (geometry.sample_frames(count) for count in range(model.family.least_frames, FRAMES + 1))
-    return (height, width), min(lengths, key=lambda frames: abs(frames - FRAMES))
-
-
-# ---------------------------------------------------------------- the plot
-
-
-def plot(points: list[Point]) -> str:
-    """Predicted over measured, both in MiB on logarithmic axes, as SVG."""
-    side, left, colours = 420, 60, ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d")
-    low, high = (f(math.log10(p.measured / 2**20) for p in points) for f in (min, max))
-    low, high = math.floor(low), math.ceil(high)
-
-    def at(value: float) -> float:
-        return side * (math.log10(value / 2**20) - low) / (high - low)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + side + 320} {side + 60}"',
-        'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>',
-        f'<g transform="translate({left},10)"><rect width="{side}" height="{side}" fill="none" stroke="#999"/>',
-        f'<line x1="0" y1="{side}" x2="{side}" y2="0" stroke="#999"/>',
-    ]
-    for power in range(low, high + 1):
-        x = side * (power - low) / (high - low)
-        label = f"{10**power:,} MiB" if power < 3 else f"{10 ** (power - 3):,}k MiB"
-        parts += [f'<text x="{x}" y="{side + 16}" text-anchor="middle">{label}</text>',
-                  f'<text x="-6" y="{side - x + 4}" text-anchor="end">{label.removesuffix(" MiB")}</text>']  # fmt: skip
-    for index, group in enumerate(dict.fromkeys(point.group for point in points)):
-        colour = colours[index % len(colours)]
-        mine = [point for point in points if point.group == group]
-        worst = max(abs(point.error) for point in mine)
-        parts += [f'<circle cx="{at(p.measured):.1f}" cy="{side - at(p.predicted):.1f}" r="3" fill="none" '
-                  f'stroke="{colour}"><title>{p.name}: {p.error:+.2%}</title></circle>' for p in mine]  # fmt: skip
-        parts.append(f'<text x="{side + 12}" y="{20 + 18 * index}" fill="{colour}">{group}: {worst:.2%} at most</text>')
-    parts += [f'<text x="{side / 2}" y="{side + 38}" text-anchor="middle">measured peak</text>',
-              f'<text transform="translate(-44,{side / 2}) rotate(-90)" text-anchor="middle">predicted peak</text>',
-              "</g></svg>\n"]  # fmt: skip
-    return "\n".join(parts)
 
 
 if __name__ == "__main__":

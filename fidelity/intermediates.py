@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from fidelity.lazy import torch
 from fidelity.optimizations.observe import dtype_name, tensors
-from fidelity.prediction import in_units
 from fidelity.records import Model
+from fidelity.wording import in_units
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

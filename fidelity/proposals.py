@@ -16,11 +16,12 @@ from msgspec.structs import replace
 
 from fidelity import optimizations, predict
 from fidelity.errors import EvaluationError, FidelityError, IllegalTiling, RequestError, in_one_line
-from fidelity.prediction import Prediction, in_units
+from fidelity.offers import Advice, Budget, Offer, code
+from fidelity.prediction import Prediction
 from fidelity.receptive import Reach, reach_of
-from fidelity.recommend import Advice, Budget, Offer, code
 from fidelity.records import DecodePlan, DTypeName, Model, OffloadName, Temporal, Tiling
 from fidelity.simulation.repeat import Memo
+from fidelity.wording import in_units
 
 OVERLAP = 0.25
 """What diffusers' classes take where nothing is said."""

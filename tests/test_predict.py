@@ -290,7 +290,8 @@ def test_a_config_is_enough(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_sample_of_the_benchmark_is_within_its_limits(capsys):
+def test_a_sample_of_the_benchmark_is_within_its_limits(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     spec = importlib.util.spec_from_file_location("benchmark_of_predictions", ROOT / "benchmarks" / "prediction.py")
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)

@@ -9,10 +9,10 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from fidelity import cli, proposals, receptive, recommend, registry, standings
+from fidelity import cli, offers, proposals, receptive, recommend, registry, standings
 from fidelity.errors import FidelityError, RequestError
 from fidelity.models import configs
-from fidelity.recommend import Budget
+from fidelity.offers import Budget
 from fidelity.records import (
     CaseResult,
     DecodePlan,
@@ -50,12 +50,12 @@ def find(name: str) -> Model:
     return registry.MODELS.get(name)
 
 
-def advise(result: RunResult, budget: int, headroom: float = 0.0) -> recommend.Advice:
+def advise(result: RunResult, budget: int, headroom: float = 0.0) -> offers.Advice:
     (advice,) = recommend.from_run(result, find, Budget(budget * MIB, headroom))
     return advice
 
 
-def plans(advice: recommend.Advice) -> list[DecodePlan]:
+def plans(advice: offers.Advice) -> list[DecodePlan]:
     return [offer.plan for offer in advice.offers]
 
 
@@ -152,7 +152,7 @@ def test_where_nothing_fits_the_nearest_says_what_it_needs():
     assert advice.offers == ()
     assert advice.nearest is not None
     assert advice.nearest.plan == SMALL.plan
-    text = "\n".join(recommend.lines(advice))
+    text = "\n".join(offers.lines(advice))
     assert "nothing that passed every gate fits 13.5 MiB" in text
     assert "nearest: fp32, tile 16 overlap 0.25: it needs 20.0 MiB, a budget of 22.2 MiB" in text
 
@@ -178,13 +178,13 @@ def test_a_run_of_two_models_advises_each_or_the_one_that_was_named():
 
 @pytest.mark.parametrize(("text", "share"), [("10%", 0.1), ("0.25", 0.25), (" 0 ", 0.0), ("12.5 %", 0.125)])
 def test_headroom_is_a_share(text, share):
-    assert recommend.parse_headroom(text) == pytest.approx(share)
+    assert offers.parse_headroom(text) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("text", ["10", "100%", "-1%", "a lot", "1"])
 def test_another_headroom_is_refused(text):
     with pytest.raises(RequestError, match="--headroom"):
-        recommend.parse_headroom(text)
+        offers.parse_headroom(text)
 
 
 # ---------------------------------------------------------------- code
@@ -192,7 +192,7 @@ def test_another_headroom_is_refused(text):
 
 def test_code_loads_from_a_path_and_sets_what_the_plan_sets():
     plan = DecodePlan(dtype="bf16", slicing=True, tiling=TILED, offload="sequential")
-    lines, reason = recommend.code(find(KL), plan, "cuda")
+    lines, reason = offers.code(find(KL), plan, "cuda")
     assert reason is None
     assert lines is not None
     assert lines.splitlines()[:3] == ["import torch", "from accelerate import cpu_offload",
@@ -201,7 +201,7 @@ def test_code_loads_from_a_path_and_sets_what_the_plan_sets():
                  "vae.tile_latent_min_size = 16", 'cpu_offload(vae, torch.device("cuda"))'):  # fmt: skip
         assert said in lines
     assert 'vae.to("cuda")' not in lines, "an offload brings the weights in"
-    grouped, _ = recommend.code(find(KL), DecodePlan(offload="group_leaf"), "cuda")
+    grouped, _ = offers.code(find(KL), DecodePlan(offload="group_leaf"), "cuda")
     assert 'onload_device=torch.device("cuda"), offload_device=torch.device("cpu")' in (grouped or "")
 
 
@@ -211,7 +211,7 @@ def test_code_runs_as_it_stands():
 
     from fidelity.models.reference import FOLDER
 
-    lines, _ = recommend.code(find(KL), DecodePlan(dtype="bf16", slicing=True, tiling=TILED))
+    lines, _ = offers.code(find(KL), DecodePlan(dtype="bf16", slicing=True, tiling=TILED))
     assert lines is not None
     ran: dict = {}
     exec(lines.replace('"PATH"', repr(str(FOLDER))), ran)
@@ -223,7 +223,7 @@ def test_code_runs_as_it_stands():
 def test_a_model_that_is_no_class_of_diffusers_has_no_code_and_a_reason():
     model = replace_config(find(KL), {"_class_name": "Another"})
     why = f"{KL} is no class of diffusers: there is no code of diffusers to paste"
-    assert recommend.code(model, DecodePlan()) == (None, why)
+    assert offers.code(model, DecodePlan()) == (None, why)
 
 
 def replace_config(model: Model, config: dict) -> Model:
@@ -292,7 +292,7 @@ def test_emulated_plans_are_shown_as_predicted_and_on_no_front():
     assert plans(advice) == [BF16.plan]
     (told,) = advice.unmeasured
     assert (told.plan, told.predicted_peak_bytes, told.case) == (half.plan, 50 * MIB, half.id)
-    said = "\n".join(recommend.lines(advice))
+    said = "\n".join(offers.lines(advice))
     assert "predicted, not measured" in said
     assert "50.0 MiB predicted" in said
     assert not advise(run(PLAIN, BF16, half), 49).unmeasured
@@ -307,7 +307,7 @@ def test_work_counts_what_overlaps_decode_again():
     assert proposals.work(find(KL), shape, DecodePlan(tiling=TILED)) == pytest.approx((28 / 24) ** 2)
 
 
-def proposed(**about: object) -> recommend.Advice:
+def proposed(**about: object) -> offers.Advice:
     return proposals.propose(find(KL), (480, 480), Budget(about.pop("budget", 400) * MIB), **about)  # type: ignore
 
 

@@ -36,10 +36,10 @@ def recommend(target: str, budget: str, headroom: str, model: str | None, size: 
     From a run's folder: those that passed every gate and lie on the Pareto front of memory, RMSE and time. With --size,
     from predictions alone: nothing is decoded, and fidelity is not measured. Exit status 1 where nothing fits.
     """
-    from fidelity import recommend as recommend_
+    from fidelity import offers
 
-    share = recommend_.parse_headroom(headroom)
-    room = recommend_.Budget(parse_bytes(budget, "--budget"), share)
+    share = offers.parse_headroom(headroom)
+    room = offers.Budget(parse_bytes(budget, "--budget"), share)
     given = [name for name, value in predicted.items() if value is not None]
     if size is None and given:
         raise RequestError(f"--{given[0]} is for a prediction: say --size HxW, and a MODEL in place of a run")
@@ -61,7 +61,7 @@ def recommend(target: str, budget: str, headroom: str, model: str | None, size: 
         click.echo(to_json(found).decode())
     else:
         for place, advice in enumerate(found):
-            click.echo("\n".join([*([""] if place else []), *recommend_.lines(advice)]))
+            click.echo("\n".join([*([""] if place else []), *offers.lines(advice)]))
     return 0 if all(advice.offers for advice in found) else 1
 
 
