@@ -12,12 +12,22 @@ import pytest
 import torch
 
 from fidelity import pool, registry, runs, shortage, suite
-from fidelity.environment import cores
+from fidelity.evaluator import Evaluator
 from fidelity.explain import explain
-from fidelity.memory.allocator import trace
-from fidelity.records import Case, DecodePlan, Exhausted, Expectation, MemoryTrace, RunResult, Tiling, from_json
+from fidelity.memory.allocator import EMULATED, trace
+from fidelity.records import (
+    Case,
+    Decoded,
+    DecodePlan,
+    Exhausted,
+    Expectation,
+    MemoryTrace,
+    RunResult,
+    Tiling,
+    from_json,
+)
 from fidelity.stages import STAGES
-from tests.suites import LIMITS, fidelity, write_suite
+from tests.suites import fidelity, write_suite
 
 MIB = 2**20
 REFUSED = (
@@ -347,38 +357,69 @@ def fault(module, value, *, plan, model, device):
 """
 
 
-@pytest.mark.slow
-def test_a_death_by_memory_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
-    counts = tmp_path / "vmstat"
+@pytest.mark.parametrize(
+    ("words", "speaks"),
+    [
+        ("terminate called after throwing an instance of 'std::bad_alloc'", True),
+        ("Segmentation fault", None),
+        ("", None),
+    ],
+)
+def test_last_words_may_speak_of_memory(words, speaks):
+    assert pool._speaks_of_memory(words) is speaks
+
+
+def with_faults(folder, monkeypatch, matrix):
+    """A run over `matrix` whose workers may die; by fault, the cases."""
+    counts = folder / "vmstat"
     counts.write_text("oom_kill 7")
     monkeypatch.setenv("COUNTS", str(counts))
-    (tmp_path / "faults.py").write_text(KILL)
-    block = '[[matrix]]\nmodels = ["reference-kl"]\nlatents = ["ramp"]\ndtype = ["fp16"]\n'
-    path = write_suite(tmp_path, 'fault = [false, "oom", "other", "bad_alloc"]', block + LIMITS)
-    monkeypatch.syspath_prepend(tmp_path)
+    (folder / "faults.py").write_text(KILL)
+    path = write_suite(folder, matrix)
+    monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(pool, "KERNEL_COUNTS", counts)
     monkeypatch.setattr(registry.OPTIMIZATIONS, "_entries", dict(registry.OPTIMIZATIONS._entries))
     monkeypatch.delitem(sys.modules, "faults", raising=False)
     registry.load_plugins(("faults",))
-    options = runs.Options(plugins=("faults",), path=(str(tmp_path),), record_missing=True, jobs=1)
+    options = runs.Options(plugins=("faults",), path=(str(folder),), record_missing=True, jobs=1)
     run = runs.execute(suite.load(path, registry), None, options)
-    (emulated,) = [case for case in run.cases if case.plan == FP16]
-    found = {case.plan.options.get("fault", "none"): case for case in run.cases if case is not emulated}
-    assert {name: case.diagnosis for name, case in found.items()} == {
-        "none": (), "oom": ("crash", "memory"), "other": ("crash",), "bad_alloc": ("crash", "memory"),
-    }  # fmt: skip
-    assert found["none"].verdict == "pass"
+    return {case.plan.options.get("fault", case.plan.dtype): case for case in run.cases}
+
+
+@pytest.mark.slow
+def test_a_death_by_memory_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
+    found = with_faults(tmp_path, monkeypatch, 'fault = ["oom", false]')
+    assert {name: case.diagnosis for name, case in found.items()} == {"fp32": (), "oom": ("crash", "memory")}
+    assert found["fp32"].verdict == "pass"
     exhausted = found["oom"].memory.exhausted
     assert exhausted.stage == "unknown"
     assert exhausted.fits == DecodePlan().id  # nothing else but the fault is changed
     assert "nobody can tell the stage" in exhausted.reason
     assert "killed by SIGKILL (out of memory: the kernel counted 1 such kills meanwhile)" in exhausted.message
+
+
+@pytest.mark.campaign
+def test_each_kind_of_death_is_told_apart(tmp_path, monkeypatch):
+    found = with_faults(tmp_path, monkeypatch, 'fault = [false, "other", "bad_alloc"]')
+    assert {name: case.diagnosis for name, case in found.items()} == {
+        "fp32": (), "other": ("crash",), "bad_alloc": ("crash", "memory"),
+    }  # fmt: skip
     assert "SIGABRT" in found["bad_alloc"].memory.exhausted.message
     assert "the kernel counted no such kill" in found["other"].reasons[0].message
-    assert emulated.memory.allocated_peak_bytes is None  # predicted instead, and said so
-    assert emulated.memory.predicted_peak_bytes == pytest.approx(
-        found["none"].memory.allocated_peak_bytes / 2, rel=0.02
+
+
+def test_what_has_no_figure_of_its_own_has_its_predicted_peak_beside_it(tmp_path, monkeypatch):
+    plans, _, _ = small_suite({PLAIN: 68, FP16: 34, BF16: RuntimeError("values")}, monkeypatch)
+    judge = Evaluator(plans.models, {}, tmp_path)
+    monkeypatch.setattr(judge, "plans", plans)
+    stored = SimpleNamespace(latents=torch.zeros(1, 4, 32, 32), certificate=SimpleNamespace(model="kl", latents="one"))
+    unmeasured = Decoded(torch.zeros(1), {}, {}, MemoryTrace(reason=EMULATED), None)
+    assert judge._predicted(FP16, stored, unmeasured).memory == MemoryTrace(
+        reason=EMULATED, predicted_peak_bytes=34 * MIB
     )
+    assert "not predicted: RuntimeError: values" in judge._predicted(BF16, stored, unmeasured).memory.reason
+    measured = Decoded(torch.zeros(1), {}, {}, MemoryTrace(5), None)
+    assert judge._predicted(PLAIN, stored, measured) is measured
 
 
 # ---------------------------------------------------------------- for real
@@ -391,7 +432,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a limit on the addre
 @pytest.mark.slow
 def test_a_limited_run_refuses_goes_on_and_names_a_plan_that_passes(tmp_path):
     write_suite(tmp_path, 'dtype = ["fp32", "fp16"]\ntiling = [false, { tile = 16, overlap = 0.25 }]')
-    options = ("--record-missing", "--memory-limit", "20MiB", "--jobs", min(2, cores()), "--out", "held")
+    options = ("--record-missing", "--memory-limit", "20MiB", "--jobs", 1, "--out", "held")
     done = fidelity("run", "small.toml", *options, cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     run = from_json((tmp_path / "held" / "results.json").read_bytes(), RunResult)
@@ -413,7 +454,7 @@ def test_a_limited_run_refuses_goes_on_and_names_a_plan_that_passes(tmp_path):
 
 
 @LINUX
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_memory_suite_ends_as_it_expects_under_pytest_too():
     suites = Path(__file__).parent.parent / "suites"
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-rx", suites / "memory.toml"]
