@@ -337,17 +337,21 @@ def test_the_kernels_count_tells_who_killed(tmp_path, monkeypatch):
 
 
 KILL = """
-import os, pathlib, signal
+import contextlib, os, pathlib, signal
+import torch
 from fidelity import optimization
 
 @optimization("fault")
 def fault(module, value, *, plan, model, device):
-    "Dies as the kernel lets die, or as C++ does."
+    "Dies as the kernel lets die, or as C++ does, or lives on."
     def hook(*_):
         if value == "oom":
             pathlib.Path(os.environ["COUNTS"]).write_text("oom_kill 8")
         if value in ("oom", "other"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if value == "caught":
+            with contextlib.suppress(RuntimeError):
+                torch.empty(2**46)
         if value == "bad_alloc":
             os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'")
             os.abort()
@@ -388,9 +392,10 @@ def with_faults(folder, monkeypatch, matrix):
 
 @pytest.mark.slow
 def test_a_death_by_memory_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
-    found = with_faults(tmp_path, monkeypatch, 'fault = ["oom", false]')
-    assert {name: case.diagnosis for name, case in found.items()} == {"fp32": (), "oom": ("crash", "memory")}
-    assert found["fp32"].verdict == "pass"
+    found = with_faults(tmp_path, monkeypatch, 'fault = ["oom", "caught", false]')
+    assert {name: (case.verdict, case.diagnosis) for name, case in found.items()} == {
+        "fp32": ("pass", ()), "oom": ("error", ("crash", "memory")), "caught": ("fail", ("memory",)),
+    }  # fmt: skip
     exhausted = found["oom"].memory.exhausted
     assert exhausted.stage == "unknown"
     assert exhausted.fits == DecodePlan().id  # nothing else but the fault is changed
