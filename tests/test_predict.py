@@ -124,7 +124,7 @@ def test_a_budget_below_the_weights_fits_nothing():
 
 @pytest.mark.slow
 def test_a_tiled_budget_reckons_with_the_assembly_that_large_pictures_need():
-    plan, room = DecodePlan(dtype="fp16", tiling=Tiling(16, 0.25)), 200 * 2**20
+    plan, room = DecodePlan(dtype="fp16", tiling=Tiling(16, 0.25)), 100 * 2**20
     told = predict.predict(KL, (256, 256), plan, device="cuda", budget=room)
     fits = told.budget
     assert {"tile", "assemble", "convert"} == set(told.law.stages)
