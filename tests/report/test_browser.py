@@ -93,11 +93,17 @@ def rows(page) -> list[str]:
 
 def canvas(page, place: int, at: tuple[int, int]) -> list[int]:
     """RGB of one pixel of the pane `place`."""
+    return captioned(page, place, at)[1]
+
+
+def captioned(page, place: int, at: tuple[int, int]) -> tuple[str, list[int]]:
+    """The first pane's caption, and RGB of one pixel of the pane `place`, at one instant."""
     return page.evaluate(
         """([place, x, y]) => {
           const pen = new OffscreenCanvas(1, 1).getContext('2d');
           pen.drawImage(document.querySelectorAll('.stage canvas')[place], -x, -y);
-          return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
+          const caption = document.querySelector('.panes figcaption').innerText;
+          return [caption, [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3)];
         }""",
         [place, *at],
     )
@@ -182,7 +188,8 @@ def test_blink_and_onion_skin_show_both(visit, report):
     seen = set()
     until = time.monotonic() + 3
     while len(seen) < 2 and time.monotonic() < until:
-        seen.add((page.inner_text(".panes figcaption"), tuple(canvas(page, 0, (48, 42)))))
+        caption, pixel = captioned(page, 0, (48, 42))
+        seen.add((caption, tuple(pixel)))
         page.wait_for_timeout(60)
     assert seen == {("golden", tuple(both[0])), ("candidate", tuple(both[1]))}
     page.keyboard.press("b")
