@@ -33,10 +33,17 @@ def trace(plan: DecodePlan, total: int, weights: int, pixels: int) -> MemoryTrac
         *after(plan, weights, pixels),
     )
     return MemoryTrace(
-        total, None, int(total * 1.08), weights, "allocator events", None, stages, tuple(alive),
-        {kind: tuple(held) for kind, held in layers.items() if any(held)}, spans,
-        _peak(layers, at, plan), _transfers(plan, layers, weights),
-    )  # fmt: skip
+        allocated_peak_bytes=total,
+        resident_peak_bytes=int(total * 1.08),
+        weights_bytes=weights,
+        method="allocator events",
+        stages=stages,
+        timeline=tuple(alive),
+        layers={kind: tuple(held) for kind, held in layers.items() if any(held)},
+        spans=spans,
+        peak=_peak(layers, at, plan),
+        transfers=_transfers(plan, layers, weights),
+    )
 
 
 def _scripted(plan: DecodePlan, weights: int, pixels: int) -> tuple[dict[str, list[int]], tuple[Span, ...]]:
