@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fidelity import admission, predict
+from fidelity import predict
 from fidelity.admission import Rule
 from fidelity.errors import RequestError
 from fidelity.lazy import torch
@@ -26,9 +26,7 @@ def expected(
         one = predict.of_shape(model, shape, plan, torch.device(device).type)
     except Exception:  # somebody's own code may raise anything without data; what it takes is then measured alone
         return None
-    rule = predict.together(one, count, resident).rule
-    return admission.rule(count=count, weights=rule.weights_bytes, decode_peak=rule.decode_bytes,
-                          convert_peak=rule.each_bytes, resident=resident, copies=copies)  # fmt: skip
+    return predict.rule_of(one, count, resident, copies)
 
 
 def refuse_beyond(reserve: Rule | None, available: int | None, device: str) -> None:

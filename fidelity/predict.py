@@ -19,11 +19,11 @@ from msgspec.structs import replace
 
 from fidelity import admission, extent, optimizations, registry
 from fidelity.errors import EvaluationError, RequestError
-from fidelity.lazy import torch
 from fidelity.optimizations.encode import encodes, view
+from fidelity.optimizations.precision import compute_dtype
 from fidelity.optimizations.weights import kept_in_fp32
 from fidelity.prediction import Fits, Largest, Prediction, Together, findings
-from fidelity.records import DecodePlan, MemoryKind, Model
+from fidelity.records import STREAM, DecodePlan, MemoryKind, Model
 from fidelity.records.memory import Holding, Stage
 from fidelity.runner import image_of
 from fidelity.simulation import caching, schedule
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 NOT_RESERVED = "the CPU's allocator returns memory as it is freed: it reserves none"
 SHOWN = 8
-STREAM = "offload_stream"
-"""The option by which groups of an offload are prefetched."""
 DEVICES = ("cpu", "cuda")
 
 
@@ -79,7 +77,7 @@ def predict(
     if model.geometry.size is None and (with_law or budget is not None):
         found = replace(found, law=extent.law_of(model, plan, shape, found, at))
     if budget is not None:
-        rule = together(found, concurrency, resident).rule
+        rule = rule_of(found, concurrency, resident)
         one = rule.weights_bytes + (budget - rule.once_bytes) // concurrency  # what a decode may take, weights included
         room = (extent.largest(model, plan, shape, found.law, found, one, at) if found.law is not None
                 else extent.only(found, one))  # fmt: skip
@@ -91,12 +89,17 @@ def predict(
 def together(one: Prediction, decodes: int, resident: int = 0) -> Together:
     """The most that so many decodes like this hold at once, weights shared, beside `resident` bytes: their peaks may
     coincide."""
+    rule, reserved = rule_of(one, decodes, resident), one.reserved_peak_bytes
+    return Together(rule, None if reserved is None else rule.once_bytes + decodes * (reserved - rule.weights_bytes))
+
+
+def rule_of(one: Prediction, decodes: int, resident: int = 0, copies: int = 1) -> admission.Rule:
+    """What must be free for so many decodes like this, beside `resident` bytes, with so many copies of the weights."""
     weights = 0 if one.weights_wait else one.weights_bytes
     peaks = {stage.name: stage.peak_bytes or 0 for stage in one.stages}
-    rule = admission.rule(count=decodes, weights=weights, decode_peak=peaks["decode"] - weights,
-                          convert_peak=peaks.get("convert", weights) - weights, resident=resident)  # fmt: skip
-    reserved = one.reserved_peak_bytes
-    return Together(rule, None if reserved is None else rule.once_bytes + decodes * (reserved - weights))
+    return admission.rule(count=decodes, weights=weights, decode_peak=peaks["decode"] - weights,
+                          convert_peak=peaks.get("convert", weights) - weights, resident=resident,
+                          copies=copies)  # fmt: skip
 
 
 def _of_all(room: Fits, rule: admission.Rule, budget: int) -> Fits:
@@ -200,8 +203,7 @@ def of_shape(
 
     `memo` keeps what calls of the decoder booked, for other shapes under the same plan.
     """
-    half = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    dtype = torch.float32 if plan.force_upcast else half[plan.dtype]
+    dtype = compute_dtype(plan)
     stream = bool(plan.options.get(STREAM))
     seen, given, convert = _driven(model, shape, plan)
     # precision and offload write through `.data` and move weights: the walk gives weights their dtype and residency

@@ -19,7 +19,7 @@ from fidelity.errors import EvaluationError, FidelityError, IllegalTiling, Reque
 from fidelity.offers import Advice, Budget, Offer, code
 from fidelity.prediction import Prediction
 from fidelity.receptive import Reach, reach_of
-from fidelity.records import DecodePlan, DTypeName, Model, OffloadName, Temporal, Tiling
+from fidelity.records import STREAM, DecodePlan, DTypeName, Model, OffloadName, Temporal, Tiling
 from fidelity.simulation.repeat import Memo
 from fidelity.wording import in_units
 
@@ -37,7 +37,6 @@ CHUNKS = (2, 4)
 """Chunks of a video are about these shares of its latent frames."""
 SEGMENT = 2
 """Latent frames that a class with a causal cache is given after another."""
-STREAM: dict[str, Any] = {"offload_stream": True}
 
 
 Memos = dict[tuple[str, str, str], Memo]
@@ -73,7 +72,7 @@ class Proposal(Struct, frozen=True):
     def waited(self) -> int:
         """Those that the decode waits for: blocks that a stream prefetches come while others run, but for the first
         call, which shows their order."""
-        return self.predicted.weights_bytes if self.plan.options.get("offload_stream") else self.moved
+        return self.predicted.weights_bytes if self.plan.options.get(STREAM) else self.moved
 
     @property
     def cost(self) -> tuple[int, float, int, int]:
@@ -233,7 +232,7 @@ def _offloaded(
         except RequestError:  # weights that come with a call that a decode never makes: it would crash
             continue
         if found[-1].need <= limit:
-            ahead = replace(plan, options={**plan.options, **STREAM})
+            ahead = replace(plan, options={**plan.options, STREAM: True})
             calls = any(stage.name == "tile" and stage.calls > 1 for stage in found[-1].predicted.stages)
             if mode == "group_block" and calls and optimizations.inapplicable(ahead, model, shape) is None:
                 found.append(_predicted(model, shape, ahead, device, memos))

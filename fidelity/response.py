@@ -65,7 +65,7 @@ def findings(memory: MemoryTrace) -> tuple[str, ...]:
     """A line where a stage after the decode holds more than the decode itself, as far as both lie in one memory."""
     decode = max((s.peak_bytes or 0 for s in memory.stages if s.name in ("decode", "tile", "assemble")), default=0)
     on_device = memory.reserved_peak_bytes is not None
-    after = [stage for stage in memory.stages if stage.part and stage.name in ("convert", "encode")]
+    after = [stage for stage in memory.stages if stage.is_after]
     held = {
         stage.part: alive_bytes(stage, memory.weights_bytes or 0)
         for stage in after

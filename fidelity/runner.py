@@ -21,7 +21,7 @@ from fidelity.memory import allocator, limit
 from fidelity.optimizations import activations, state
 from fidelity.optimizations.observe import dtype_name, observe
 from fidelity.optimizations.outputs import sample_of
-from fidelity.optimizations.precision import is_emulated
+from fidelity.optimizations.precision import compute_dtype, is_emulated
 from fidelity.records import Decoded, DecodePlan, MemoryTrace, Model, Observation, Proof, Receipts
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Runner:
 
     def _feed(self, latents: Tensor, plan: DecodePlan) -> Tensor:
         """Latents of a decode's own: one that writes to them must not reach the golden's."""
-        return latents.detach().to(self.device, dtype=_compute_dtype(plan), copy=True)
+        return latents.detach().to(self.device, dtype=compute_dtype(plan), copy=True)
 
     def _trace(self, run: Decode, latents: Tensor) -> tuple[Tensor, MemoryTrace]:
         output, memory = allocator.trace(
@@ -237,12 +237,6 @@ class Runner:
         if leaks:
             self.reload()
         return {"requested": True, "engaged": not leaks, "restored": not leaks, "leaks": leaks, "reason": None}
-
-
-def _compute_dtype(plan: DecodePlan) -> torch.dtype:
-    if plan.force_upcast:
-        return torch.float32
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[plan.dtype]
 
 
 def _decoder_receipt(seen: Observation) -> Receipts:

@@ -15,13 +15,12 @@ from fidelity.errors import EvaluationError, RequestError
 from fidelity.lazy import torch
 from fidelity.models.blank import blank
 from fidelity.models.interface import interface
-from fidelity.records import Case, DecodePlan, Model
+from fidelity.records import STREAM, Case, DecodePlan, Model
 from fidelity.registry import CHECKS
 
 VAE, LATENTS = "vae", "latents"
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 CPU, CUDA = 'torch.device("cpu")', 'torch.device("cuda")'
-STREAM = "offload_stream"
 _GROUP = f"vae.enable_group_offload(onload_device={CPU}, offload_device={CPU}, offload_type="
 OFFLOADS = {
     "model": ("from accelerate import cpu_offload_with_hook", f"cpu_offload_with_hook(vae, {CPU})"),

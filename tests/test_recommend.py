@@ -14,6 +14,7 @@ from fidelity.errors import FidelityError, RequestError
 from fidelity.models import configs
 from fidelity.offers import Budget
 from fidelity.records import (
+    STREAM,
     CaseResult,
     DecodePlan,
     Measurement,
@@ -278,7 +279,7 @@ def test_videos_are_proposed_in_chunks_and_streamed_where_the_class_can():
 def test_a_stream_waits_for_the_first_call_alone():
     plan = DecodePlan(offload="group_block", tiling=TILED)
     both = [proposals.Proposal(proposals.predict.of_shape(find(KL), (1, 4, 20, 20), each, "cuda"), 1.0)
-            for each in (plan, replace(plan, options=proposals.STREAM))]  # fmt: skip
+            for each in (plan, replace(plan, options={STREAM: True}))]  # fmt: skip
     plain, ahead = both
     assert (plain.waited, ahead.waited) == (plain.moved, plain.moved // 4)
     assert ahead.need >= plain.need

@@ -118,6 +118,17 @@ def parse_size(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def latents_shape(model: Any, size: str | None, frames: int | None, batch: int | None) -> tuple[int, ...] | None:
+    """The latents' shape of `--size`, `--frames` and `--batch`; None where none was given. Raises RequestError."""
+    from fidelity import predict
+
+    if size is not None:
+        return predict.latents_shape(model, parse_size(size), frames, 1 if batch is None else batch)
+    if (frames, batch) != (None, None):
+        raise RequestError("--frames and --batch go with --size HxW")
+    return None
+
+
 def suite_and_options(
     path: Path, device: str, model: str | None, plugins: tuple[str, ...], jobs: int | None = None
 ) -> tuple[Suite, Options]:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import click
 
 from fidelity.cli.common import (
     NOT_JUDGED,
     device_option,
     json_option,
+    latents_shape,
     model_option,
-    parse_size,
     plugin_option,
     prepare,
     with_weights,
 )
 from fidelity.errors import RequestError
 from fidelity.wording import parse_bytes
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @click.command("concurrency")
@@ -49,8 +44,7 @@ def concurrency(name: str, size: str | None, frames: int | None, batch: int | No
     chosen = with_weights(name, registry, mine)
     if latents is not None and (size, frames, batch) != (None, None, None):
         raise RequestError("--latents and --size, --frames or --batch: named latents have a size of their own")
-    if size is None and (frames, batch) != (None, None):
-        raise RequestError("--frames and --batch go with --size HxW")
+    shape = latents_shape(chosen, size, frames, batch)
     held = parse_bytes(resident, "--resident") if resident is not None else 0
     from fidelity import plans
     from fidelity.concurrency import record, together
@@ -60,7 +54,8 @@ def concurrency(name: str, size: str | None, frames: int | None, batch: int | No
     wanted = plans.parse_plan(plan, registry) if plan is not None else DecodePlan()
     check_device(device)
     make_deterministic(1)
-    fed = _latents(registry, chosen, latents, parse_size(size) if size is not None else None, frames, batch)
+    fed = (registry.LATENTS.get(latents).make(chosen, chosen.load()).tensor if latents is not None
+           else together.seeded(chosen, shape))  # fmt: skip
     found = together.measure(chosen, fed, wanted, count=count, resident=held, rounds=rounds, device=device,
                                  way="processes" if processes else "threads", plugins=plugins)  # fmt: skip
     if as_json:
@@ -69,14 +64,3 @@ def concurrency(name: str, size: str | None, frames: int | None, batch: int | No
         for line in record.lines(found):
             click.echo(line)
     return NOT_JUDGED if found.rule is None else 1 if found.findings else 0
-
-
-def _latents(registry: Any, model: Any, name: str | None, size: tuple[int, int] | None, frames: int | None,
-             batch: int | None) -> Tensor:  # fmt: skip
-    from fidelity.concurrency import together
-    from fidelity.predict import latents_shape
-
-    if name is not None:
-        return registry.LATENTS.get(name).make(model, model.load()).tensor
-    shape = latents_shape(model, size, frames, 1 if batch is None else batch) if size is not None else None
-    return together.seeded(model, shape)

@@ -10,9 +10,7 @@ from click.core import ParameterSource
 from fidelity import wording
 from fidelity.cli.common import described, json_option, parse_size, plugin_option, prepare
 from fidelity.errors import RequestError
-from fidelity.records import DTYPES, OFFLOADS, DecodePlan, Temporal, Tiling
-
-STREAM = "offload_stream"
+from fidelity.records import DTYPES, OFFLOADS, STREAM, DecodePlan, Temporal, Tiling
 
 
 @click.command("predict")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fidelity.cli.common import described, parse_size
+from fidelity.cli.common import described, latents_shape
 from fidelity.errors import OutputError, RequestError
 from fidelity.records import DecodePlan
 
@@ -25,7 +25,6 @@ def show(name: str, registry: Any, mine: Any, device: str, options: dict[str, An
     from fidelity import plans
     from fidelity.concurrency import together
     from fidelity.environment import check_device
-    from fidelity.predict import latents_shape
     from fidelity.records import to_json
     from fidelity.roofline import plot, roof
 
@@ -41,12 +40,7 @@ def show(name: str, registry: Any, mine: Any, device: str, options: dict[str, An
         raise OutputError(f"--svg {options['svg']}: there is no folder {options['svg'].parent}")
     weights = mine is not None or name in registry.MODELS
     model = mine if mine is not None else described(name, registry)
-    if options["size"] is None and (options["frames"], options["batch"]) != (None, None):
-        raise RequestError("--frames and --batch go with --size HxW")
-    shape = None
-    if options["size"] is not None:
-        batch = 1 if options["batch"] is None else options["batch"]
-        shape = latents_shape(model, parse_size(options["size"]), options["frames"], batch)
+    shape = latents_shape(model, options["size"], options["frames"], options["batch"])
     found = roof.measure(model, together.seeded(model, shape), plan, bandwidth=options["bandwidth"],
                              compute=options["compute"], device=device, weights=weights)  # fmt: skip
     if options["svg"] is not None:

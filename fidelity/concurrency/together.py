@@ -29,7 +29,7 @@ from fidelity.lazy import torch
 from fidelity.memory import cuda, threads
 from fidelity.memory.available import available_bytes
 from fidelity.memory.resident import resident_peak
-from fidelity.optimizations.precision import is_emulated
+from fidelity.optimizations.precision import compute_dtype, is_emulated
 from fidelity.records import DecodePlan, Model
 from fidelity.wording import in_units
 
@@ -119,9 +119,7 @@ def _refuse(model: Model, plan: DecodePlan, shape: tuple[int, ...], device: str,
 
 def _distinct(base: Tensor, count: int, plan: DecodePlan, device: str) -> list[Tensor]:
     """Latents of each decode's own, as the plan takes them: a result that another's data reached must show."""
-    half = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    dtype = torch.float32 if plan.force_upcast else half[plan.dtype]
-    return [torch.roll(base, step, -1).to(device, dtype) for step in range(count)]
+    return [torch.roll(base, step, -1).to(device, compute_dtype(plan)) for step in range(count)]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fidelity.errors import EvaluationError, SuiteError
 from fidelity.lazy import torch
 from fidelity.optimizations.weights import in_main_memory, named_tensors
-from fidelity.records import DecodePlan, Model, Observation, Proof
+from fidelity.records import STREAM, DecodePlan, Model, Observation, Proof
 from fidelity.registry import optimization
 from fidelity.residency import Move, announced
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Direction = Literal["in", "out"]
-STREAM = "offload_stream"
 GROUP = "group_offloading"  # the name under which diffusers registers its hook
 MOVES_ON_CPU = ("sequential", "disk")
 STAYS = "nothing moves: weights wait in main memory, where the CPU executes"

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+def compute_dtype(plan: DecodePlan) -> torch.dtype:
+    """The dtype in which a plan decodes, and takes its latents."""
+    if plan.force_upcast:
+        return torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[plan.dtype]
+
+
 def is_emulated(plan: DecodePlan, device: str) -> bool:
     """Whether this plan computes in fp16 where half convolutions are too slow to use: on the CPU."""
     return plan.dtype == "fp16" and not plan.force_upcast and device.partition(":")[0] == "cpu"

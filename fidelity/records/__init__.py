@@ -55,6 +55,7 @@ from fidelity.records.observed import (
 from fidelity.records.plans import (
     DTYPES,
     OFFLOADS,
+    STREAM,
     DecodePlan,
     DTypeName,
     OffloadName,
@@ -83,6 +84,7 @@ __all__ = [
     "DTYPES",
     "MEMORY_KINDS",
     "OFFLOADS",
+    "STREAM",
     "ApprovedValues",
     "Attribution",
     "Better",

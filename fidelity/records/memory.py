@@ -47,6 +47,11 @@ class Stage(Struct, frozen=True):
     reason: str | None = None
     """Why a figure is missing."""
 
+    @property
+    def is_after(self) -> bool:
+        """Whether it is one of the steps of a server after the decode."""
+        return self.name in ("convert", "encode") and bool(self.part)
+
 
 class Span(Struct, frozen=True):
     """A stretch of the timeline, in shares: `start` included, `stop` not."""

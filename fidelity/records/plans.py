@@ -10,6 +10,8 @@ DTypeName = Literal["fp32", "bf16", "fp16"]
 OffloadName = Literal["none", "model", "sequential", "group_block", "group_leaf", "disk"]
 DTYPES: tuple[DTypeName, ...] = ("fp32", "bf16", "fp16")
 OFFLOADS: tuple[OffloadName, ...] = ("none", "model", "sequential", "group_block", "group_leaf", "disk")
+STREAM = "offload_stream"
+"""The option beside a group offload by which the next group comes in while one runs."""
 
 
 class Tiling(Struct, frozen=True, forbid_unknown_fields=True):

@@ -81,8 +81,8 @@ class Compact:
             return None
         built = msgspec.to_builtins(trace)
         del built["kept"]  # it is drawn in the timeline
-        built["stages"] = [_stage(stage) for stage in trace.stages if not is_after(stage)]
-        after = [stage for stage in trace.stages if is_after(stage)]
+        built["stages"] = [_stage(stage) for stage in trace.stages if not stage.is_after]
+        after = [stage for stage in trace.stages if stage.is_after]
         if after:
             why = [reason for stage in after for reason in (stage.reason or "").split("; ") if reason]
             steps = [_after(stage, trace) for stage in after]
@@ -104,11 +104,6 @@ class Compact:
             self._known[key] = len(self.after)
             self.after.append(after)
         return self._known[key]
-
-
-def is_after(stage: Stage) -> bool:
-    """Whether it is one of the steps of a server after the decode."""
-    return stage.name in ("convert", "encode") and bool(stage.part)
 
 
 def _held(held: tuple[Holding, ...], alive: int) -> dict[str, Any]:

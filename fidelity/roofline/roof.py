@@ -17,7 +17,7 @@ from fidelity import capacity, optimizations
 from fidelity.errors import RequestError
 from fidelity.lazy import torch
 from fidelity.memory.available import available_bytes
-from fidelity.optimizations.precision import is_emulated
+from fidelity.optimizations.precision import compute_dtype, is_emulated
 from fidelity.records import DecodePlan, Model
 from fidelity.roofline import machine, work
 
@@ -128,8 +128,7 @@ def measure(
     decode is counted on shapes alone. Raises RequestError.
     """
     plan = plan if plan is not None else DecodePlan()
-    half = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    dtype = torch.float32 if plan.force_upcast else half[plan.dtype]
+    dtype = compute_dtype(plan)
     reason = optimizations.inapplicable(plan, model, tuple(latents.shape))
     if reason is not None:
         raise RequestError(f"{model.name}: {reason}: leave it out")

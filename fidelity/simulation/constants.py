@@ -28,7 +28,7 @@ class Constants:
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the operator gives on shapes; where that needs values, and they are known, what these give."""
         name = func.overloadpacket.__name__
-        given = list(_tensors((args, kwargs)))
+        given = list(tensors((args, kwargs)))
         if getattr(kwargs.get("device"), "type", "cpu") != "cpu":
             for tensor in given:  # torch's own copy of a constant would be brought to a device that is not there
                 if getattr(tensor, "constant", None) is not None:
@@ -44,10 +44,10 @@ class Constants:
             out = torch.empty(tuple(real.shape), dtype=real.dtype, device=args[0].device)
         else:
             out = func(*args, **kwargs)
-            if any(tensor.numel() > LARGEST for tensor in _tensors(out)):
+            if any(tensor.numel() > LARGEST for tensor in tensors(out)):
                 return out
             real = self._really(func, args, kwargs)
-        for tensor, values in zip(_tensors(out), _tensors(real)):
+        for tensor, values in zip(tensors(out), tensors(real)):
             self._values[tensor] = values
         return out
 
@@ -75,11 +75,12 @@ class Constants:
             return func(*own(args), **{key: own(each) for key, each in kwargs.items()})
 
 
-def _tensors(value: Any) -> Iterator[Any]:
+def tensors(value: Any) -> Iterator[Any]:
+    """Every tensor in nested tuples, lists and dictionaries, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors(each)
     elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+        yield from tensors(list(value.values()))

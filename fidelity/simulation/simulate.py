@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fidelity.errors import ModelError
 from fidelity.lazy import torch
 from fidelity.simulation import attention, layouts, repeat, schedule, workspace
-from fidelity.simulation.constants import Constants
+from fidelity.simulation.constants import Constants, tensors
 from fidelity.simulation.ledger import Holding, Ledger
 
 if TYPE_CHECKING:
@@ -161,11 +161,11 @@ def _follower() -> type[Any]:
             kwargs = kwargs or {}
             if not self.looks:
                 return func(*args, **kwargs)
-            for tensor in _tensors(args):  # what the decode was given, and what other modes made
+            for tensor in tensors(args):  # what the decode was given, and what other modes made
                 if _key(tensor) not in self.known:
                     self._know(tensor)
             out = layouts.as_made(func, args, self.constants.run(func, args, kwargs))
-            made = [tensor for tensor in _tensors((out,)) if self._is_new(tensor)]
+            made = [tensor for tensor in tensors(out) if self._is_new(tensor)]
             if not made:
                 return out
             name, module = func.overloadpacket.__name__, self.modules[-1]
@@ -237,14 +237,6 @@ def _follower() -> type[Any]:
 def _key(tensor: Any) -> int:
     """The identity of a storage: as long as it lives, no other has it."""
     return tensor.untyped_storage()._cdata
-
-
-def _tensors(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
 
 
 @contextmanager
